@@ -67,7 +67,7 @@ from lab.runs.measure import (
 )
 from lab.workloads.production import MLORA, choose
 from pentimento.diffusion.weights import quiet_loaders
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite

@@ -18,8 +18,7 @@ from benchmarks.gpu_setup import GpuSetup, RowResult
 from lab.runs.measure import informative, measured
 from pentimento.api.controlnet.v1 import controlnet_service_pb2 as controlnet_pb
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
-from pentimento.tensors.cuda import region_directory
-from pentimento.tensors.device import WIRE_DTYPES, outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import WIRE_DTYPES, outgoing_tensor, region_directory, tensor_over
 from pentimento.tensors.receiving import ExpectedTensor, open_receiver
 from pentimento.tensors.sending import open_sender, transport_offer
 from pentimento.wire.tensors import UNBOUND

@@ -34,7 +34,7 @@ from lab.fixtures.certificates import Authority
 from lab.runs.intervals import percentile, ratio_interval
 from lab.runs.measure import Figure, Interval, Options, Target, at_most, counted, parse_options, publish
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite

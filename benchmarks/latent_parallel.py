@@ -53,7 +53,7 @@ from pentimento.clients.worker import WorkerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ControlNetSelection, FromNoise, GenerationSpec, Route, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
 from zoo.registry import WEIGHTS

@@ -42,8 +42,8 @@ from lab.runs.measure import (
 )
 from lab.workloads import Workload
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import GenerateEvent, ImageRequest
+from pentimento.domain.tenants import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite

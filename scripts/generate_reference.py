@@ -11,7 +11,7 @@
 | `reasons.md` | `pentimento.domain.reasons` | committed |
 | `../papers.md` | `docs/papers.toml` and the results of the benchmarks | committed |
 | alerts, dashboard, the runbook's table | `deploy/monitoring/alerts.toml` and the metrics | committed |
-| the calls of the chart's NetworkPolicies | `pentimento.rpc.allowed_calls` | committed |
+| the calls of the chart's NetworkPolicies | `pentimento.rpc.access` | committed |
 | the schema of the chart's values | its source and the settings of the services | committed |
 | `api.md` | the contracts in `protos/` | built with the site |
 | `http.md` | the OpenAPI document of the edge | built with the site |
@@ -38,8 +38,7 @@ from pages import metrics, monitoring, papers
 from pages.metrics import cell
 
 from pentimento.domain.reasons import Reason
-from pentimento.rpc.access import access_of
-from pentimento.rpc.allowed_calls import called_services
+from pentimento.rpc.access import access_of, called_services
 from pentimento.settings.declaration import Setting, by_name
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pentimento.domain.errors import FailedPrecondition, NotFound, PentimentoError, ResourceExhausted
-from pentimento.files.atomic import flush
+from pentimento.files.private_files import flush
 from pentimento.files.safetensors_header import check_safetensors
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

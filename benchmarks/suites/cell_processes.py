@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from benchmarks.suites.instant import await_serving, free_port
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.policies.cells import rendezvous
 from pentimento.rpc.tokens import token_entry
 

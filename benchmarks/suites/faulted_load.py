@@ -23,8 +23,8 @@ from lab.runs.measure import Figure, Target, at_most, counted, informative
 from lab.runs.request_history import broken_keys
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageRequest
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.reasons import Reason
-from pentimento.domain.requests import RequestState
 from pentimento.sdk import AsyncClient
 
 # long enough that nothing expires while workers restart on a busy machine: expiry is not measured here

@@ -10,7 +10,7 @@ from lab.runs.allocations import allocation_panels, read_samples
 from lab.runs.page import STYLE
 from lab.runs.panels import panels
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 
 FORMS = (".png", ".svg")
 TITLE = "Pentimento: the allocation over time"

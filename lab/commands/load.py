@@ -25,7 +25,7 @@ from pentimento.cli.options import FINITE
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import CacheMode, Completed
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 from pentimento.files.lines import read_prompts
 from pentimento.sdk.client import AsyncClient
 

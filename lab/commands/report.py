@@ -11,7 +11,7 @@ from lab.runs import Report, Run, as_html, as_text, check_png, load_run, make_re
 from lab.runs import as_json as report_json
 from pentimento.cli.options import FiniteRange, json_option
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)

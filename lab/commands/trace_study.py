@@ -33,7 +33,7 @@ from pentimento.cli.connection import read_token, tls_files, tls_options, token_
 from pentimento.cli.options import FINITE, json_option, say
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 from pentimento.rpc import RpcChannelSettings, open_channel
 from pentimento.rpc.settings import client_settings
 

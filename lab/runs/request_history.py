@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lab.runs.histories import Operation, is_linearisable
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 
 
 @dataclass(frozen=True)

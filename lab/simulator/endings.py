@@ -11,7 +11,7 @@ from lab.simulator.ledger import SimulatedImage, SimulatedRequest, record_of
 from lab.simulator.reuse import Reuse
 from lab.simulator.scenario import Scenario
 from pentimento.dataplane import effects
-from pentimento.domain.kept_quality import MOST_KEPT
+from pentimento.domain.demand import MOST_KEPT
 
 _OUTCOME_OF = {
     effects.End.FAILED: Outcome.FAILED,

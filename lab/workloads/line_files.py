@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.atomic import replace_file
 from pentimento.files.lines import Line, numbered_lines
+from pentimento.files.private_files import replace_file
 
 
 def save_lines(path: Path, header: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:

@@ -31,7 +31,7 @@ from pentimento.domain.image_request import (
 )
 from pentimento.domain.image_request import Progress as StepsDone
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 from pentimento.sdk.generated_image import GeneratedImage
 
 LORA_FORM = "NAME[:SCALE]"

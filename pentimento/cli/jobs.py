@@ -14,9 +14,8 @@ from pentimento.cli.generate import generate, request_from, summary, watch
 from pentimento.cli.options import say
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.image_request import RequestStatus
-from pentimento.domain.jobs import RequestSummary
-from pentimento.domain.requests import RequestState
-from pentimento.files.documents import check_folder
+from pentimento.domain.jobs import RequestState, RequestSummary
+from pentimento.files.json_values import check_folder
 from pentimento.sdk.generated_image import GeneratedImage, ImageSet
 
 # Waiting for a job continues through a restart of its frontdoor.

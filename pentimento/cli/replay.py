@@ -15,7 +15,7 @@ from pentimento.cli.options import FINITE, duration_ms, say
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance, without_provenance
 
 # The largest image or input file; servers send and accept less.

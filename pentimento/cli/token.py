@@ -3,8 +3,7 @@
 import click
 
 from pentimento.cli.options import json_option, say
-from pentimento.domain.identity import DEFAULT_TENANT, Role
-from pentimento.domain.tenants import check_name
+from pentimento.domain.tenants import DEFAULT_TENANT, Role, check_name
 from pentimento.rpc.tokens import GRANTABLE, new_token, token_entry
 
 ROLES = sorted(role.value for role in GRANTABLE)

@@ -27,9 +27,8 @@ from pentimento.domain.image_request import (
     RequestStatus,
     TenantCells,
 )
-from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl, ResultUrlServer
+from pentimento.domain.jobs import RequestPage, RequestQuery, RequestState, ResultUrl, ResultUrlServer
 from pentimento.domain.reasons import Reason
-from pentimento.domain.requests import RequestState
 from pentimento.wire.codec import checked, converter, decode, encode, member_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TypeVar
 from pentimento.dataplane.machine import Dataplane
 from pentimento.dataplane.pools import Pool
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
+from pentimento.domain.demand import NOTHING_KEPT, AdapterDemand, KeptQuality, PoolDemand, StartShare, added_up
 from pentimento.domain.fleet import CONFIDENCE_BINS, MAX_TOLD_COUNT, ReplicaReport
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality, added_up
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 from pentimento.policies.plan.entry import NOISE
 

@@ -17,9 +17,8 @@ from pentimento.domain.generation import (
     Route,
     SpecInput,
 )
-from pentimento.domain.jobs import RequestSummary, WebhookDelivery
+from pentimento.domain.jobs import RequestState, RequestSummary, WebhookDelivery
 from pentimento.domain.online_quality import ReuseQuality
-from pentimento.domain.requests import RequestState
 
 # More LoRAs, ControlNets or inputs than any deployment allows: a message with more is refused before it is read.
 MOST_PARTS = {"limit": 1024}

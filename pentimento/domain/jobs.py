@@ -1,10 +1,28 @@
-"""Requests that run without their clients, and lists of a tenant's requests. Mirrors pentimento.api.image.v1. Times
-are milliseconds since 1970."""
+"""States of requests, requests that run without their clients, and lists of a tenant's requests. Mirrors
+pentimento.api.image.v1. Times are milliseconds since 1970."""
 
 from dataclasses import dataclass
 from enum import Enum
 
-from pentimento.domain.requests import RequestState
+
+class RequestState(Enum):
+    """The first three are active, the other four terminal: a request reaches exactly one terminal state."""
+
+    ACCEPTED = "accepted"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({RequestState.COMPLETED, RequestState.FAILED, RequestState.CANCELLED, RequestState.EXPIRED})
+
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 200

@@ -1,7 +1,10 @@
-"""Routes and inputs of replays: bit-equal to the first image, or refused."""
+"""Routes and inputs of replays: bit-equal to the first image, or refused. Inputs are the large parts of a
+spec: every field of bytes, by its place in it ("controlnets[0].conditioning_image")."""
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import (
@@ -15,7 +18,47 @@ from pentimento.domain.generation import (
     SpecInput,
     Start,
 )
-from pentimento.domain.spec_inputs import put_inputs
+from pentimento.domain.shapes import fields_of
+
+
+def take_inputs(spec: GenerationSpec) -> tuple[GenerationSpec, dict[str, bytes]]:
+    """The spec without its bytes, and the bytes by their place."""
+    taken: dict[str, bytes] = {}
+
+    def take(place: str, data: bytes) -> bytes:
+        if data:
+            taken[place] = data
+        return b""
+
+    return _mapped(spec, "", take), taken
+
+
+def put_inputs(spec: GenerationSpec, inputs: Mapping[str, bytes]) -> GenerationSpec:
+    """The spec with each of `inputs` in its place. ValueError for one that has none."""
+    missing = dict(inputs)
+    whole: GenerationSpec = _mapped(spec, "", lambda place, data: missing.pop(place, data))
+    if missing:
+        raise ValueError(f"a spec has no {sorted(missing)}")
+    return whole
+
+
+def _mapped(value: Any, place: str, change: Callable[[str, bytes], bytes]) -> Any:
+    """The value with every field of bytes in it changed."""
+    if isinstance(value, bytes):
+        return change(place, value)
+    if isinstance(value, tuple):
+        items = tuple(_mapped(item, f"{place}[{index}]", change) for index, item in enumerate(value))
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+    changed = {}
+    for field in fields_of(type(value)):
+        old = getattr(value, field.name)
+        # Most fields of a spec are numbers and words.
+        if isinstance(old, bytes | tuple) or fields_of(type(old)):
+            new = _mapped(old, f"{place}.{field.name}" if place else field.name, change)
+            if new is not old:
+                changed[field.name] = new
+    return dataclasses.replace(value, **changed) if changed else value
+
 
 # Digests are shown no further than this.
 _SHOWN_LENGTH = 80

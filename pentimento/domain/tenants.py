@@ -1,5 +1,5 @@
-"""Tenants: their limits, keys and usage. Work is counted in pixel steps: width x height x denoising steps. Times are
-wall-clock seconds."""
+"""Tenants: their limits, keys and usage; callers and their roles. Work is counted in pixel steps: width x height x
+denoising steps. Times are wall-clock seconds."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,29 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pentimento.domain.errors import InvalidArgument
+
+
+class Role(Enum):
+    """Mirrors pentimento.api.auth.v1.Role, which says of every RPC who may call it."""
+
+    ANYONE = "anyone"
+    USER = "user"
+    SERVICE = "service"
+    ADMIN = "admin"
+    TENANT_ADMIN = "tenant-admin"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Tenant and roles of a token. Without a token file every caller is `tenant="default"` with every role."""
+
+    tenant: str
+    roles: frozenset[Role]
+
+
+DEFAULT_TENANT = "default"
+OPEN_CALLER = Caller(DEFAULT_TENANT, frozenset(Role))
+
 
 LEAST_WEIGHT, GREATEST_WEIGHT = 0.01, 100.0
 LEAST_RATE, GREATEST_RATE = 0.001, 1e6

@@ -17,7 +17,7 @@ from typing import Any
 
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, Adapter, AdapterKind, is_adapter_name, is_digest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.files.atomic import replace_file
+from pentimento.files.private_files import replace_file
 from pentimento.files.signed_entries import TrustedEntries
 
 logger = logging.getLogger(__name__)

@@ -24,10 +24,9 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Pentim
 from pentimento.domain.generation import LoraSelection
 from pentimento.domain.models import OBJECTS_SOURCE, EntrySignature, ModelVariant
 from pentimento.domain.reasons import Reason
-from pentimento.files.atomic import replace_file
 from pentimento.files.ed25519_keys import key_id_of, read_public_keys
 from pentimento.files.json_values import from_json, to_json
-from pentimento.files.private_files import make_private_directory
+from pentimento.files.private_files import make_private_directory, replace_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

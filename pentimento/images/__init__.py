@@ -4,7 +4,7 @@
 | --- | --- |
 | `header` | format and size of an image, within the limits of every service; standard library only |
 | `png`, `jpeg`, `webp` | the containers: structure, size, and the parts that a decoder needs |
-| `exif` | orientation; standard library only |
+| `container` | the error of all readers, and the orientation; standard library only |
 | `decoding` | pixels, through Pillow; one image of a process at a time |
 | `png_chunks` | chunks of PNG files, written, and read without decoding them |
 """

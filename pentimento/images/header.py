@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.images import exif, jpeg, png, png_chunks, webp
-from pentimento.images.container import BadImage
+from pentimento.images import jpeg, png, png_chunks, webp
+from pentimento.images.container import FIRST_ON_ITS_SIDE, UPRIGHT, BadImage
 
 # A 4K screen. Decoding takes at most some 170 MB, for any format.
 MAX_PIXELS = 8 * 1024 * 1024
@@ -33,7 +33,7 @@ class ImageHeader:
     format: str
     width_px: int
     height_px: int
-    orientation: int = exif.UPRIGHT
+    orientation: int = UPRIGHT
 
     @property
     def stored_size(self) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def check_whole(data: bytes, field: str) -> None:
 def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Return the size after a turn, or before it: both are the same operation."""
     width, height = size
-    return (height, width) if orientation >= exif.FIRST_ON_ITS_SIDE else (width, height)
+    return (height, width) if orientation >= FIRST_ON_ITS_SIDE else (width, height)
 
 
 def _format(data: bytes) -> str | None:

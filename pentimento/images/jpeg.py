@@ -4,8 +4,7 @@ import re
 import struct
 from collections.abc import Iterator
 
-from pentimento.images import exif
-from pentimento.images.container import BadImage, require
+from pentimento.images.container import EXIF_PREFIX, UPRIGHT, BadImage, orientation_of, require
 
 MAGIC = b"\xff\xd8\xff"
 _START, _END, _SCAN = b"\xff\xd8", 0xD9, 0xDA
@@ -41,9 +40,9 @@ def size(data: bytes) -> tuple[int, int]:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     for marker, start, end in _segments(data, 2):
-        if marker == _EXIF and data.startswith(exif.PREFIX, start + 4):
-            return exif.orientation_of(data[start + 4 : end])
-    return exif.UPRIGHT
+        if marker == _EXIF and data.startswith(EXIF_PREFIX, start + 4):
+            return orientation_of(data[start + 4 : end])
+    return UPRIGHT
 
 
 def essence(data: bytes) -> bytes:

@@ -5,8 +5,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pentimento.images import exif
-from pentimento.images.container import MAX_PARTS, BadImage, require
+from pentimento.images.container import MAX_PARTS, BadImage, orientation_of, require
 from pentimento.images.png_chunks import SIGNATURE, png_chunk, png_file
 
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
@@ -44,7 +43,7 @@ def size(data: bytes) -> tuple[int, int]:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     found = (data[chunk.start : chunk.end] for chunk in _chunks(data) if chunk.kind == b"eXIf")
-    return exif.orientation_of(next(found, b""))
+    return orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:

@@ -3,8 +3,7 @@
 import struct
 from collections.abc import Iterator
 
-from pentimento.images import exif
-from pentimento.images.container import MAX_PARTS, BadImage, require
+from pentimento.images.container import MAX_PARTS, BadImage, orientation_of, require
 
 _HEADER_BYTES = 12
 _FRAMES = (b"VP8 ", b"VP8L")
@@ -30,7 +29,7 @@ def size(data: bytes) -> tuple[int, int]:
 def orientation(data: bytes) -> int:
     """Return the EXIF orientation (1 to 8) of an image in a valid container."""
     found = (data[start:end] for kind, start, end in _chunks(data) if kind == b"EXIF")
-    return exif.orientation_of(next(found, b""))
+    return orientation_of(next(found, b""))
 
 
 def essence(data: bytes) -> bytes:

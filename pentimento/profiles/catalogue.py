@@ -10,8 +10,8 @@ from pathlib import Path
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import FromImage, FromLatent, GenerationSpec, Route, Start
 from pentimento.domain.models import MAX_HANDOVER_PROFILE_BYTES, CascadeVariant, ReuseProfile
-from pentimento.files.atomic import replace_file
-from pentimento.files.documents import json_files, read_document
+from pentimento.files.json_values import json_files, read_document
+from pentimento.files.private_files import replace_file
 from pentimento.policies.residual_pipelining import PipeliningBound
 from pentimento.policies.thinning import ThinningOption, ThinningRefusal, WholeReason
 from pentimento.profiles.checks import parse_profiles

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import json_files, read_document
-from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.files.json_values import ValueRange, from_json, json_files, read_document, to_json
 from pentimento.profiles.document import ProfileKind, document_to_json, entries_of
 
 Count = Annotated[int, ValueRange(1)]

@@ -25,8 +25,7 @@ from typing import Annotated, Any
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.files.documents import parsed_json
-from pentimento.files.json_values import ValueRange, from_json, to_json
+from pentimento.files.json_values import ValueRange, from_json, parsed_json, to_json
 from pentimento.profiles.rules import Tally, ThresholdRule
 
 FORMAT = 2

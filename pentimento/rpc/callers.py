@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client import Counter
 
 from pentimento.domain.errors import PermissionDenied
-from pentimento.rpc.allowed_calls import CALLERS
+from pentimento.rpc.access import CALLERS
 from pentimento.rpc.watched_file import KeptReading, text_of
 from pentimento.settings import SettingsError
 

@@ -23,8 +23,7 @@ from pentimento.rpc.settings import RpcChannelSettings, is_unix
 from pentimento.rpc.transport import channel_options
 from pentimento.rpc.watched_file import KeptReading, text_of
 from pentimento.settings import SettingsError
-from pentimento.telemetry.request_id import request_id
-from pentimento.telemetry.tracing import outgoing
+from pentimento.telemetry.tracing import outgoing, request_id
 
 # Returns the authorization of a call that begins now; None without a token.
 Authorization = Callable[[], str | None]

@@ -12,8 +12,8 @@ from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from pentimento.domain.identity import Caller
-from pentimento.telemetry.request_id import current_request_id
+from pentimento.domain.tenants import Caller
+from pentimento.telemetry.tracing import current_request_id
 
 __all__ = ["current_caller", "current_request_id", "remaining_s", "spawn_detached"]
 

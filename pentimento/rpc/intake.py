@@ -16,8 +16,7 @@ import grpc
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.rpc.call_limits import Seats
-from pentimento.rpc.errors import message_too_large
-from pentimento.rpc.failures import not_received, too_many_messages
+from pentimento.rpc.errors import message_too_large, not_received, too_many_messages
 
 
 class ReceivingTurns:

@@ -20,22 +20,26 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pentimento.domain.errors import DeadlineExceeded, InvalidArgument, PermissionDenied, Unauthenticated
-from pentimento.domain.identity import Caller, Role
-from pentimento.rpc import audit
+from pentimento.domain.tenants import Caller, Role
 from pentimento.rpc import context as call_context
-from pentimento.rpc.access import DEFAULT_REQUEST_BYTES, Access, authorise
-from pentimento.rpc.call_limits import CallShaper, Seats
+from pentimento.rpc.access import (
+    DEFAULT_REQUEST_BYTES,
+    SUBJECT_CHARACTERS,
+    Access,
+    authorise,
+    is_audited,
+    log_call,
+    subject_of,
+)
+from pentimento.rpc.call_limits import CALLS, CallShaper, MethodMeter, Seats
 from pentimento.rpc.callers import CallerCheck, any_names
 from pentimento.rpc.context import AUTHORIZATION, REQUEST_ID
-from pentimento.rpc.errors import code_of
-from pentimento.rpc.failures import answer_with, explain, shutting_down
+from pentimento.rpc.errors import answer_with, code_of, explain, shutting_down
 from pentimento.rpc.intake import Intake
-from pentimento.rpc.meter import CALLS, MethodMeter
 from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
 from pentimento.rpc.settings import BOUNDS, RpcServerSettings, ServerBounds
 from pentimento.rpc.tokens import Identities, OpenDoor
-from pentimento.telemetry.request_id import accept_request_id, request_id
-from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, CallSpan, begin_call
+from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, CallSpan, accept_request_id, begin_call, request_id
 
 T = TypeVar("T")
 Tasks = set[asyncio.Task[Any]]
@@ -104,7 +108,7 @@ class Call:
         self.method.running.discard(self.task)
         self.method.meter.end(self.code, time.perf_counter() - self.started_s, self.span.trace_id if self.span else "")
         if self.method.audited or self.subject:
-            audit.log_call(self.method.path, self.caller, host_of(self.peer), self.subject, self.code)
+            log_call(self.method.path, self.caller, host_of(self.peer), self.subject, self.code)
         if self.span is not None:
             self.span.end(self.code)
 
@@ -194,7 +198,7 @@ class Pipeline:
             needs_caller=Role.ANYONE not in access.roles,
             limited=limited,
             begins_trace=path in BEGINS_TRACE,
-            audited=audit.is_audited(path, access.roles),
+            audited=is_audited(path, access.roles),
             running=counted if limited else self._exempt,
             meter=CALLS.meter(path),
             decode=decoder(path, handler),
@@ -235,7 +239,7 @@ class Pipeline:
                 await self._admit(call, context)
                 request = await receive(call, context)
                 if method.audited:
-                    call.subject = audit.subject_of(request)
+                    call.subject = subject_of(request)
                 answering = behaviour(request, context)
                 del request
                 if call_context.deadline.get() is None:
@@ -308,7 +312,7 @@ class Pipeline:
             raise
         except PermissionDenied as error:
             if call.caller is None:
-                call.subject = f"names={error.metadata['names']}"[: audit.SUBJECT_CHARACTERS]
+                call.subject = f"names={error.metadata['names']}"[:SUBJECT_CHARACTERS]
             # Known by its token: rejections of strangers at the same address do not delay it.
             await self._shaper.begin(f"tenant {call.caller.tenant}" if call.caller else f"peer {host_of(call.peer)}")
             raise

@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToJson, Parse
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
 from pentimento.rpc.callers import caller_check
@@ -41,8 +41,16 @@ from pentimento.rpc.settings import (
     is_unix,
 )
 from pentimento.rpc.tokens import KeyRing, open_identities
-from pentimento.rpc.transport import allow_files, files_of, server_options
-from pentimento.rpc.unix_sockets import SocketFile, claimed_socket, private_directory, remove_own, socket_file
+from pentimento.rpc.transport import (
+    SocketFile,
+    allow_files,
+    claimed_socket,
+    files_of,
+    private_directory,
+    remove_own,
+    server_options,
+    socket_file,
+)
 from pentimento.settings import SettingsError
 from pentimento.telemetry import MetricsServer, configure_logging, start_metrics_server
 from pentimento.telemetry.tracing import start_tracing

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.identity import OPEN_CALLER, Caller, Role
-from pentimento.domain.tenants import RESERVED_PREFIX, HashedKey, TenantKey
+from pentimento.domain.tenants import OPEN_CALLER, RESERVED_PREFIX, Caller, HashedKey, Role, TenantKey
 from pentimento.rpc.context import BEARER
 from pentimento.rpc.watched_file import WatchedFile, text_of
 from pentimento.settings import SettingsError

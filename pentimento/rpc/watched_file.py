@@ -1,4 +1,7 @@
-"""Watch files that may be replaced while a process runs, and read them again; checked once a second at most."""
+"""Watch files that may be replaced while a process runs, and read them again; checked once a second at most.
+
+Keys that processes share are such files: gateways and workers share those of cache grants, frontdoor and edge those of
+signed addresses and webhooks."""
 
 import errno
 import logging
@@ -8,10 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import InvalidArgument, PentimentoError
+from pentimento.files.ed25519_keys import read_signing_keys
 from pentimento.settings import SettingsError
 
 logger = logging.getLogger(__name__)
+Held = TypeVar("Held")
+
 
 CHECK_INTERVAL_S = 1.0
 # Temporary shortages of a process: descriptors, memory.
@@ -67,9 +73,6 @@ def text_of(path: Path) -> str:
         raise SettingsError(f"{path}: cannot be read: {error}") from error
 
 
-Held = TypeVar("Held")
-
-
 class KeptReading(Generic[Held]):
     """Hold the last valid content of files; read again when one changes, checked once a second at most. Invalid content
     changes nothing: files that are being replaced may be empty, or may not match each other, for a moment. Raises the
@@ -94,3 +97,39 @@ class KeptReading(Generic[Held]):
                     file.read_in_vain(error)
                 logger.error(self._in_vain, extra={"problem": str(error)})
         return self._held
+
+
+MIN_KEY_CHARS = 32
+# Returns the present keys: the first one signs, all are accepted.
+SharedKeys = Callable[[], tuple[bytes, ...]]
+
+
+def kept_grant_keys(path: Path) -> SharedKeys:
+    """Return the keys of a file with one a line. Raises SettingsError for a file without a key, or with a short one;
+    later an invalid file leaves the previous keys in force."""
+    return KeptReading([path], lambda: _grant_keys(path), "the keys of grants stay as they were").current
+
+
+def kept_signing_keys(path: Path) -> SharedKeys:
+    """Return the signing keys of a file. Raises SettingsError that names the file if it has none at first; later an
+    invalid file leaves the previous keys in force."""
+    return KeptReading(
+        [path], lambda: _signing_keys(path), "signing keys not reloaded, the previous ones are used"
+    ).current
+
+
+def _grant_keys(path: Path) -> tuple[bytes, ...]:
+    try:
+        keys = tuple(line.strip() for line in path.read_bytes().splitlines() if line.strip())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    if not keys or any(len(key) < MIN_KEY_CHARS for key in keys):
+        raise SettingsError(f"{path}: must hold a key a line, each of at least {MIN_KEY_CHARS} characters")
+    return keys
+
+
+def _signing_keys(path: Path) -> tuple[bytes, ...]:
+    try:
+        return read_signing_keys(path)
+    except InvalidArgument as error:
+        raise SettingsError(error.message) from error.__cause__

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
         RequestStatus,
         Routed,
     )
-    from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary
-    from pentimento.domain.requests import RequestState
+    from pentimento.domain.jobs import RequestPage, RequestQuery, RequestState, RequestSummary
     from pentimento.sdk.blocking import Client
     from pentimento.sdk.client import AsyncClient
     from pentimento.sdk.generated_image import GeneratedImage, ImageSet
@@ -98,7 +97,7 @@ _HOMES = (
     "pentimento.domain.errors",
     "pentimento.domain.image_request",
     "pentimento.domain.generation",
-    "pentimento.domain.requests",
+    "pentimento.domain.jobs",
     "pentimento.domain.jobs",
     "pentimento.clients.retries",
     "pentimento.sdk.generated_image",

@@ -21,8 +21,7 @@ from pentimento.domain.image_request import (
     ReplayInput,
     ReplayRequest,
 )
-from pentimento.domain.jobs import RequestQuery, RequestSummary
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestQuery, RequestState, RequestSummary
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import client_settings
 from pentimento.sdk.generated_image import GeneratedImage, ImageSet, images_of

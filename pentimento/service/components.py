@@ -21,8 +21,7 @@ import grpc.aio
 from pentimento.api.components.v1 import component_service_pb2 as pb
 from pentimento.api.components.v1.component_service_pb2_grpc import ComponentServiceServicer, ComponentServiceStub
 from pentimento.clients.calls import stream
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import RegistrationNews
+from pentimento.clients.controller import ControllerClient, RegistrationNews
 from pentimento.domain.components import GB, HeldComponent, Tier, TierSpeed, changed_components
 from pentimento.domain.errors import (
     Aborted,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from pentimento.clients.registration import Registration
+from pentimento.clients.controller import Registration
 from pentimento.rpc import RpcServer
 
 logger = logging.getLogger(__name__)

@@ -4,11 +4,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from pentimento.domain.identity import DEFAULT_TENANT, Role
-from pentimento.files.atomic import replace_file
-from pentimento.files.ed25519_keys import new_private_key
-from pentimento.files.private_files import keep_private_file
-from pentimento.files.signing_keys import keep_signing_keys
+from pentimento.domain.tenants import DEFAULT_TENANT, Role
+from pentimento.files.ed25519_keys import keep_signing_keys, new_private_key
+from pentimento.files.private_files import keep_private_file, replace_file
 from pentimento.rpc.tokens import new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
 

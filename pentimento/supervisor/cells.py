@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.atomic import replace_file
+from pentimento.files.private_files import replace_file
 
 FIRST = "frontdoor"
 FILE = "cells.json"

@@ -12,7 +12,7 @@ from pentimento.domain.adapters import split_digest
 from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.models import derived_name, is_model_name
 from pentimento.files.adapter_registry import read_discriminators
-from pentimento.files.documents import json_files, read_document
+from pentimento.files.json_values import json_files, read_document
 from pentimento.files.model_files import found_model, model_name
 from pentimento.profiles.document import ProfileKind, entries_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.atomic import replace_file
-from pentimento.rpc.unix_sockets import locked
+from pentimento.files.private_files import replace_file
+from pentimento.rpc.transport import locked
 from pentimento.supervisor.devices import placed
 from pentimento.supervisor.process import ProcessState, SupervisedProcess, Surroundings, await_ends
 from pentimento.supervisor.suite_settings import ReplicaGroup

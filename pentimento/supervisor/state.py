@@ -18,8 +18,7 @@ from pathlib import Path
 import psutil
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
-from pentimento.files.atomic import replace_file
-from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory, replace_file
 
 MARK = "PENTIMENTO_SUITE"
 # The pid of the supervisor that started the process.

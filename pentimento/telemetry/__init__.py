@@ -2,7 +2,7 @@
 
 from pentimento.telemetry.logs import LogFormat, LogLevel, configure_logging
 from pentimento.telemetry.metrics import MetricsServer, counter, gauge, histogram, start_metrics_server
-from pentimento.telemetry.request_id import current_request_id
+from pentimento.telemetry.tracing import current_request_id
 
 __all__ = [
     "LogFormat",

@@ -20,8 +20,7 @@ from enum import Enum
 from typing import Any
 
 from pentimento.domain.errors import PentimentoError
-from pentimento.telemetry.request_id import request_id
-from pentimento.telemetry.tracing import current_ids
+from pentimento.telemetry.tracing import current_ids, request_id
 
 logger = logging.getLogger(__name__)
 

@@ -4,18 +4,45 @@ A call of a request is a span of the process that answers it. Its stages in that
 spans that are recorded when they have ended. The W3C headers `traceparent` and `tracestate` connect the processes, and
 connect the suite with its callers. Spans hold no prompt, tenant or token; `trace_details` may
 add the prompt.
+
+Without a receiver an id still connects the logs of several processes about one request.
 """
 
+import random
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextvars import Token
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
+
+
+# Ids come from callers and reach log lines: this pattern rejects any that could forge a line.
+ACCEPTED = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+request_id: ContextVar[str] = ContextVar("pentimento_request_id", default="")
+
+
+def current_request_id() -> str:
+    """Return the id of the current request; "" outside of one."""
+    return request_id.get()
+
+
+def new_request_id() -> str:
+    """Return 16 hex digits: unlikely to collide, not a secret."""
+    return f"{random.getrandbits(64):016x}"
+
+
+def accept_request_id(offered: str | bytes | None) -> str:
+    if isinstance(offered, str) and ACCEPTED.fullmatch(offered):
+        return offered
+    return new_request_id()
+
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"

@@ -7,9 +7,8 @@ from typing import Literal, Protocol
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
 from pentimento.tensors.chunks import AnyChunk, ChunkAssembly
-from pentimento.tensors.outgoing import Layout, layout_of
+from pentimento.tensors.outgoing import Layout, SlotReader, SlotUse, layout_of
 from pentimento.tensors.regions import KeptRegions, Region, RegionDirectory, RegionSize, release
-from pentimento.tensors.slots import SlotReader, SlotUse
 from pentimento.wire.tensors import (
     Binding,
     DeviceBytes,

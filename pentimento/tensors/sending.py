@@ -6,10 +6,19 @@ from dataclasses import dataclass
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.tensors.chunks import Chunk, chunks_of
-from pentimento.tensors.metrics import FALLBACKS, REGIONS, SENT_BYTES
-from pentimento.tensors.outgoing import Layout, OutgoingTensor, fill_all, layout_of
+from pentimento.tensors.outgoing import (
+    FALLBACKS,
+    HEADER_BYTES,
+    REGIONS,
+    SENT_BYTES,
+    Layout,
+    OutgoingTensor,
+    SlotUse,
+    SlotWriter,
+    fill_all,
+    layout_of,
+)
 from pentimento.tensors.regions import KeptRegions, Region, RegionDirectory, RegionSize, release
-from pentimento.tensors.slots import HEADER_BYTES, SlotUse, SlotWriter
 from pentimento.wire.tensors import described
 
 # Up to this size bytes inside the message cost less than a slot and its acknowledgement.

@@ -9,12 +9,10 @@ from google.protobuf.message import DecodeError
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.tensors.lines import HostLine, make_line, open_line
-from pentimento.tensors.metrics import FALLBACKS
-from pentimento.tensors.outgoing import OutgoingTensor, layout_of
+from pentimento.tensors.outgoing import FALLBACKS, HEADER_BYTES, OutgoingTensor, SlotReader, SlotWriter, layout_of
 from pentimento.tensors.receiving import BundleInParts, ExpectedTensor, ReceivedTensors, TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.tensors.sending import SLOT_COUNT, SlotInParts, TensorSender
-from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
 from pentimento.wire.codec import decode, nested
 from pentimento.wire.tensors import Binding, WireTensor, size_of
 

@@ -11,13 +11,13 @@ from prometheus_client.metrics import MetricWrapperBase
 
 # Headings of metrics that several processes share.
 SHARED_METRICS = {
-    "pentimento.rpc.meter": "All processes",
-    "pentimento.tensors.metrics": "Processes that exchange tensors",
+    "pentimento.rpc.call_limits": "All processes",
+    "pentimento.tensors.outgoing": "Processes that exchange tensors",
     "pentimento.service.components": "Processes that share components",
 }
 METRICS = (
-    "pentimento.rpc.meter",
-    "pentimento.tensors.metrics",
+    "pentimento.rpc.call_limits",
+    "pentimento.tensors.outgoing",
     "pentimento.service.components",
     "services.frontdoor.metrics",
     "services.edge.metrics",

@@ -14,7 +14,7 @@ from pentimento.domain.adapters import (
     is_digest,
 )
 from pentimento.domain.components import HeldComponent, StoredBytes, Tier, TierSpeed
-from pentimento.domain.demand import PoolDemand, StartShare
+from pentimento.domain.demand import MOST_KEPT, KeptQuality, PoolDemand, StartShare
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import (
     CONFIDENCE_BINS,
@@ -26,7 +26,6 @@ from pentimento.domain.fleet import (
     Replica,
     ReplicaReport,
 )
-from pentimento.domain.kept_quality import MOST_KEPT, KeptQuality
 from pentimento.domain.models import MODEL_NAME_RULE, CascadeVariant, Handover, is_model_name
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel

@@ -16,8 +16,8 @@ from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.clock import BELIEVABLE_LEAD_MS, Clock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
+from pentimento.service.fleet_member import believable_plan
 from pentimento.service.lease import LedgerLease
-from pentimento.service.plan_follower import believable_plan
 from pentimento.wire.codec import to_bytes
 from services.controller.metrics import UNSAVED_PLANS
 

@@ -17,7 +17,7 @@ from pentimento.diffusion.families.model import Conditioning
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.service.credits import CreditNews
-from pentimento.tensors.device import WIRE_DTYPES, outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import WIRE_DTYPES, outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.regions import RegionDirectory

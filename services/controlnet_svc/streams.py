@@ -17,7 +17,7 @@ from pentimento.domain.adapters import Adapter
 from pentimento.domain.errors import FailedPrecondition, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ControlNetSelection, Preprocessor
 from pentimento.domain.reasons import Reason
-from pentimento.tensors.device import WIRE_DTYPES, tensor_over
+from pentimento.tensors.cuda import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.step_server import Deliver
 from pentimento.wire.tensors import WireTensor, size_of

@@ -25,11 +25,9 @@ from pentimento.files.file_sums import file_sums_in
 from pentimento.rpc import RpcServer
 from pentimento.rpc.settings import room_for_streams
 from pentimento.service.credits import BusyMeter, CreditNews
-from pentimento.service.fleet_member import FleetMember
-from pentimento.service.plan_follower import PlanFollower
+from pentimento.service.fleet_member import FleetMember, PlanFollower
 from pentimento.service.process import ServiceProcess
-from pentimento.tensors.cuda import region_directory
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor, region_directory
 from services.controlnet_svc.compute.thread import ComputeThread
 from services.controlnet_svc.networks import NetworkShelf, ShelvedNetwork, shelved_networks, with_depth
 from services.controlnet_svc.servicer import FULL_NAME, ControlNetServicer, Outgoing

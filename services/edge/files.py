@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from pentimento.domain.errors import NotFound
 from pentimento.domain.generation import ObjectReference
-from pentimento.rpc.shared_keys import kept_signing_keys
+from pentimento.rpc.watched_file import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile

@@ -14,8 +14,8 @@ from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Plan
 from pentimento.profiles.costs import BatchProfile, ModelProfile, read_costs
 from pentimento.rpc import RpcServer
+from pentimento.service.fleet_member import PlanFollower
 from pentimento.service.lease import LedgerLease
-from pentimento.service.plan_follower import PlanFollower
 from pentimento.service.process import ServiceProcess, end
 from pentimento.stores.ledger import Journal
 from services.frontdoor.identity import Identity

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pentimento.dataplane import Dataplane
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.image_request import ModelInfo
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from services.frontdoor.metrics import (
     DEFERRED,
     QUEUE,

@@ -13,32 +13,30 @@ from grpc.aio import Channel
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2_grpc import add_FrontdoorServiceServicer_to_server
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.api.tenants.v1.tenant_service_pb2_grpc import add_TenantServiceServicer_to_server
+from pentimento.clients.controller import Registration, RegistrationNews
 from pentimento.clients.discriminator import DiscriminatorClient, SafetyClient
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.clients.gateway import GatewayClient
-from pentimento.clients.registration import Registration, RegistrationNews
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import Backoff, Clock, SystemClock
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
-from pentimento.files.ed25519_keys import read_private_key
+from pentimento.files.ed25519_keys import keep_signing_keys, read_private_key
 from pentimento.files.receipts import seal
-from pentimento.files.signing_keys import keep_signing_keys
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.worth import CASCADE, Worth
 from pentimento.profiles.catalogue import PROFILE_ALPHA, HandoverProfiles, ReusePromise, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import channel_opener
-from pentimento.rpc.shared_keys import SharedKeys, kept_signing_keys
 from pentimento.rpc.tokens import KeyRing
-from pentimento.service.fleet_member import FleetMember
+from pentimento.rpc.watched_file import SharedKeys, kept_signing_keys
+from pentimento.service.fleet_member import FleetMember, PlanFollower
 from pentimento.service.followed_profiles import FollowedProfiles
 from pentimento.service.lease import LedgerLease
-from pentimento.service.plan_follower import PlanFollower
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.webhooks import JournalWebhooks
 from pentimento.stores.objects import open_objects

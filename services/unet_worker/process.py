@@ -28,12 +28,11 @@ from pentimento.domain.fleet import (
 )
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.rpc.settings import BOUNDS, ServerBounds
-from pentimento.rpc.shared_keys import kept_grant_keys
+from pentimento.rpc.watched_file import kept_grant_keys
 from pentimento.service.components import FULL_NAME as COMPONENTS_FULL_NAME
 from pentimento.service.components import ComponentServicer, ReportedComponents, known_peers
 from pentimento.service.credits import BusyMeter
-from pentimento.service.fleet_member import FleetMember, FleetSettings
-from pentimento.service.plan_follower import PlanFollower
+from pentimento.service.fleet_member import FleetMember, FleetSettings, PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.components.remote import Peers
 from pentimento.stores.components.store import LocalComponents

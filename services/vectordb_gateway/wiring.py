@@ -11,9 +11,8 @@ from pentimento.domain.embedding import Space
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.rpc import RpcServer
-from pentimento.rpc.shared_keys import kept_grant_keys
-from pentimento.service.fleet_member import FleetMember
-from pentimento.service.plan_follower import PlanFollower
+from pentimento.rpc.watched_file import kept_grant_keys
+from pentimento.service.fleet_member import FleetMember, PlanFollower
 from pentimento.service.process import ServiceProcess
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache.ledger import CacheLedger, open_cache_ledger

@@ -10,7 +10,7 @@ import pytest
 from deploy.make_secrets import main as make_secrets
 from deploy.requirements import requirements_of
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc.tokens import TokenFile
 from tests.compose.declared import EMBEDDED, REAL, SETTINGS, directories_of_images, read, services
 

@@ -9,7 +9,7 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import FromLatent, FromNoise
 from pentimento.domain.image_request import CacheMode, Completed, ImageRequest, Progress, Routed
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.sdk import AsyncClient, GeneratedImage
 from pentimento.sdk.generated_image import read_provenance, with_provenance
 from pentimento.supervisor.local import LocalSuite

@@ -37,9 +37,8 @@ from pentimento.domain.models import OBJECTS_SOURCE, ModelFile, ModelVariant, di
 from pentimento.files.file_sums import FileSum, SumInProgress, block_count, read_verified  # noqa: E402
 from pentimento.policies.components import Utility  # noqa: E402
 from pentimento.stores.components import ComponentStore, ObjectRemote, remote  # noqa: E402
-from pentimento.stores.components.blocks import MAP_SUFFIX, PartialFile, map_path  # noqa: E402
 from pentimento.stores.components.models import ModelFolders, remote_of  # noqa: E402
-from pentimento.stores.components.remote import put_sums  # noqa: E402
+from pentimento.stores.components.remote import MAP_SUFFIX, PartialFile, map_path, put_sums  # noqa: E402
 from pentimento.stores.objects import ObjectStore, open_objects  # noqa: E402
 from tests.support.crash_points import FULL, KILL, OURS, run_to  # noqa: E402
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lab.emulation.pace import ControlNetPace, DevicePace
 from pentimento.diffusion.controlnets import ControlNetInfo, ControlStep, ResidualsSoFar, unheard
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.tensors.device import WIRE_DTYPES
+from pentimento.tensors.cuda import WIRE_DTYPES
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.wire.tensors import Binding, DeviceBytes
 

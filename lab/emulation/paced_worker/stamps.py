@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pentimento.diffusion.families.model import ControlResiduals
-from pentimento.tensors.device import TORCH_DTYPES
+from pentimento.tensors.cuda import TORCH_DTYPES
 from pentimento.tensors.receiving import ReceivedTensors
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
+from pentimento.domain.demand import NOTHING_KEPT, AdapterDemand, PoolDemand, StartShare, added_up
 from pentimento.domain.fleet import CONFIDENCE_BINS, ReplicaReport
-from pentimento.domain.kept_quality import NOTHING_KEPT, added_up
 from pentimento.domain.thinned_steps import NO_STEPS
 from pentimento.policies.plan.inputs import ModelDemand, PlanInput, ReplicaView
 

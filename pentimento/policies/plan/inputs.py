@@ -8,7 +8,7 @@ every worker keep its model; other modules of `policies.plan` have the other pol
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pentimento.domain.demand import AdapterDemand, StartShare
+from pentimento.domain.demand import NOTHING_KEPT, AdapterDemand, KeptQuality, StartShare
 from pentimento.domain.fleet import (
     FollowedDeferral,
     Plan,
@@ -20,7 +20,6 @@ from pentimento.domain.fleet import (
     WorkerAssignment,
 )
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import NO_STEPS, ThinnableSteps
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from pentimento.domain.components import ComponentRule, Loadable, victims
 from pentimento.files.file_sums import FileSum, remove_abandoned, write_whole
 from pentimento.files.private_files import make_private_directory
-from pentimento.stores.components.blocks import MAP_SUFFIX, PartialFile, map_path
+from pentimento.stores.components.remote import MAP_SUFFIX, PartialFile, map_path
 from pentimento.stores.errors import StoreFull, disk_errors
 from pentimento.stores.objects.store import beyond_bounds
 

@@ -19,9 +19,8 @@ from pentimento.domain.components import ComponentRule, HeldComponent, Loadable,
 from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import ObjectReference
 from pentimento.files.file_sums import CorruptComponent, FileSum, read_blocks, read_verified
-from pentimento.stores.components.blocks import PartialFile
 from pentimento.stores.components.disk import DiskTier, HeldBlob
-from pentimento.stores.components.remote import Download, ObjectRemote, Peers, Remote, no_peers
+from pentimento.stores.components.remote import Download, ObjectRemote, PartialFile, Peers, Remote, no_peers
 from pentimento.stores.objects.store import ObjectStore
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,7 @@ from pathlib import Path
 
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
-from pentimento.files.atomic import flush
-from pentimento.files.private_files import close_to_others, make_private_directory
+from pentimento.files.private_files import close_to_others, flush, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, disk_errors
 from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pentimento.files.atomic import replace_file
-from pentimento.files.private_files import make_private_directory
+from pentimento.files.private_files import make_private_directory, replace_file
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.vectors.index import Dimensions
 

@@ -22,9 +22,8 @@ from pentimento.domain.image_request import (
     Progress,
     RequestStatus,
 )
-from pentimento.domain.jobs import RequestPage, RequestSummary
+from pentimento.domain.jobs import RequestPage, RequestState, RequestSummary
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.domain.requests import RequestState
 from services.edge.http.answers import Base64, error_document
 
 BYTES_A_TEXT_TOKEN = 4

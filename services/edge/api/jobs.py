@@ -21,8 +21,7 @@ from pentimento.domain.errors import (
     PentimentoError,
 )
 from pentimento.domain.image_request import ImageFailed, RequestStatus
-from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestQuery
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, RequestQuery, RequestState
 from services.edge.api.answers import (
     accepted_document,
     images_document,

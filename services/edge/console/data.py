@@ -30,9 +30,8 @@ from pentimento.domain.errors import (
     Unavailable,
 )
 from pentimento.domain.image_request import Completed
-from pentimento.domain.jobs import RequestQuery
+from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.domain.provenance_document import as_json
-from pentimento.domain.requests import RequestState
 from services.edge.api.images import JSON_TYPE, held_body, read_document
 from services.edge.caller_channels import CallerChannels
 from services.edge.console.history import INTERVAL_S, sample_of

@@ -14,8 +14,8 @@ from pentimento.domain.clock import Clock, SystemClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageFailed, Progress, RequestStatus, Routed
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.reasons import Reason
-from pentimento.domain.requests import RequestState
 
 # Progress messages that wait for a reader; a new one replaces the oldest.
 MAX_PENDING_PROGRESS = 16

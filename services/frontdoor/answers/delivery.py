@@ -20,8 +20,8 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import Accepted, GenerateEvent, Routed
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.reasons import Reason
-from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import FULL_RETRY_MS
 from pentimento.stores.ledger import Journal
 from pentimento.wire.codec import from_bytes

@@ -15,8 +15,8 @@ from pentimento.domain.errors import Internal, InvalidArgument, PentimentoError
 from pentimento.domain.fleet import Plan, StartThreshold
 from pentimento.domain.generation import Route
 from pentimento.domain.image_request import ResolvedRequest, StartImage
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.reasons import Reason
-from pentimento.domain.requests import RequestState
 from pentimento.policies.adapter_needs import needs_of
 from pentimento.policies.plan.entry import NOISE, Stage
 from pentimento.stores.ledger import Journal

@@ -13,7 +13,7 @@ from pentimento.domain.errors import Cancelled, Internal, Unavailable
 from pentimento.domain.generation import GenerationSpec, ObjectReference, SpecInput
 from pentimento.domain.image_request import ResolvedRequest
 from pentimento.domain.reasons import Reason
-from pentimento.domain.spec_inputs import put_inputs, take_inputs
+from pentimento.domain.replay import put_inputs, take_inputs
 from pentimento.images import check_whole
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects.store import digest_of

@@ -12,10 +12,8 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import ObjectReference, Provenance, Route
 from pentimento.domain.image_request import Completed, ImageFormat
-from pentimento.domain.jobs import ResultUrl, ResultUrlServer
-from pentimento.domain.replay import full_steps_of, taken_of
-from pentimento.domain.requests import RequestState
-from pentimento.domain.spec_inputs import take_inputs
+from pentimento.domain.jobs import RequestState, ResultUrl, ResultUrlServer
+from pentimento.domain.replay import full_steps_of, take_inputs, taken_of
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger.journal.records import JournalledRequest, ResultRecord
 from pentimento.stores.objects.suspects import Suspects

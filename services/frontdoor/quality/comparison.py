@@ -12,10 +12,10 @@ from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.clients.embedders import Embedders
 from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.clock import Clock
+from pentimento.domain.demand import kept_share
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.generation import FromNoise, ObjectReference
-from pentimento.domain.kept_quality import kept_share
 from pentimento.domain.online_quality import ComparedPair
 from pentimento.policies.shadow_painting import is_sampled
 from pentimento.stores.objects.pair_keys import PREFIX, cascade_prefix, is_of_tenant, pair_key, reference_of

@@ -17,10 +17,10 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.credits import is_eligible
 from pentimento.dataplane.demand_report import StartCounts
 from pentimento.domain.clock import Clock
+from pentimento.domain.demand import kept_share
 from pentimento.domain.errors import NotFound, PentimentoError, ResourceExhausted
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import Provenance
-from pentimento.domain.kept_quality import kept_share
 from pentimento.domain.reasons import Reason
 from pentimento.policies.shadow_painting import (
     IdleWorker,

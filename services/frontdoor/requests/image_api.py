@@ -9,7 +9,7 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.dataplane.events import CancelRequested
 from pentimento.domain.errors import Internal, PentimentoError
 from pentimento.domain.image_request import Accepted, GenerateEvent, ImageRequest, ReplayRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger.epochs import superseded
 from pentimento.wire.codec import to_bytes
 from services.frontdoor.answers.audience import Listener, SeveralImages, ids_of_images

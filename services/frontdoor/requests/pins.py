@@ -26,8 +26,8 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     ResolvedRequest,
 )
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.replay import ancestor_of, replayed_route, start_taken, taken_of, with_replayed_inputs
-from pentimento.domain.requests import RequestState
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.pins import quota_exceeded

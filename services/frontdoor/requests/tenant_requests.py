@@ -13,10 +13,10 @@ from pentimento.domain.jobs import (
     MAX_PAGE_SIZE,
     RequestPage,
     RequestQuery,
+    RequestState,
     RequestSummary,
     WebhookDelivery,
 )
-from pentimento.domain.requests import RequestState
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.records import JournalledRequest

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from pentimento.domain.image_request import ImageRequest, ReplayRequest
-from pentimento.domain.spec_inputs import take_inputs
+from pentimento.domain.replay import take_inputs
 from services.frontdoor.identity import Identity
 from services.frontdoor.objects.inputs import checked_digests
 from services.frontdoor.requests.arrivals import SEED_BITS, ValidatedRequest

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pentimento.domain.clock import Backoff, Clock, SteadyClock
 from pentimento.domain.errors import FailedPrecondition, PentimentoError
 from pentimento.domain.jobs import WebhookDelivery, WebhookState
-from pentimento.rpc.shared_keys import SharedKeys
+from pentimento.rpc.watched_file import SharedKeys
 from pentimento.stores.ledger.journal.webhooks import DueWebhook, JournalWebhooks
 from services.frontdoor.journal.commits import until_durable
 from services.frontdoor.metrics import WEBHOOKS

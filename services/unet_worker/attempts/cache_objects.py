@@ -13,7 +13,7 @@ from pentimento.domain.clock import Clock
 from pentimento.domain.errors import Internal, NotFound, PentimentoError, Unavailable
 from pentimento.domain.generation import CacheGrant, CapturedEntries, CapturedLatent, FromImage, ObjectReference, Route
 from pentimento.domain.reasons import Reason
-from pentimento.rpc.shared_keys import SharedKeys
+from pentimento.rpc.watched_file import SharedKeys
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
 from services.unet_worker import metrics

@@ -22,7 +22,7 @@ from pentimento.domain.thinned_steps import reused_note, thinned_note
 from pentimento.policies.latent_pairing import can_pair
 from pentimento.policies.residual_pipelining import wait_share
 from pentimento.telemetry.tracing import record_stage, traces_steps
-from pentimento.tensors.device import tensor_to_wire
+from pentimento.tensors.cuda import tensor_to_wire
 from pentimento.wire.tensors import Binding, WireTensor
 from services.unet_worker import metrics
 from services.unet_worker.adapters.image_prompts import ImagePrompts

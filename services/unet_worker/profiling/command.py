@@ -15,7 +15,7 @@ from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
-from pentimento.files.documents import check_folder
+from pentimento.files.json_values import check_folder
 from pentimento.files.lines import read_prompts
 from pentimento.files.model_files import model_name
 from pentimento.profiles.catalogue import read_profiles, write_profiles

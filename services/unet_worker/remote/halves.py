@@ -26,7 +26,7 @@ from pentimento.domain.generation import Attempt, FromNoise, GenerationSpec, Lor
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS
 from pentimento.domain.reasons import Reason
 from pentimento.images import read_header
-from pentimento.tensors.device import WIRE_DTYPES, tensor_over
+from pentimento.tensors.cuda import WIRE_DTYPES, tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.step_server import Deliver

@@ -15,7 +15,7 @@ from pentimento.diffusion.controlnets import ControlSetting
 from pentimento.diffusion.families import Conditioning
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt, ControlNetSelection, LoraSelection
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import outgoing_tensor, tensor_over
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, receive_all
 from pentimento.tensors.sending import transport_of
 from pentimento.tensors.step_server import StepService, messages_until, opening_of, serve_steps

@@ -23,7 +23,7 @@ from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.fleet import HeldModel
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, Preprocessor
 from pentimento.policies.residual_pipelining import ResidualSteps
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.wire.tensors import UNBOUND

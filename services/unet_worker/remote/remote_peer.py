@@ -12,7 +12,7 @@ from pentimento.diffusion.families.model import DenoiserInput
 from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.execution import LatentParallelPeer
 from pentimento.domain.fleet import HeldModel
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import outgoing_tensor, tensor_over
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.attempts.order import ExecuteOrder
 from services.unet_worker.remote.remote_control import RemoteControlNet, optional_tensor

@@ -20,7 +20,7 @@ from pentimento.domain.execution import ControlNetEndpoint
 from pentimento.domain.generation import ControlNetSelection
 from pentimento.domain.reasons import Reason
 from pentimento.policies.replica_choice import Hearing, ReplicaCandidate, ReplicaLoad, best_replica
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.tensors.lines import LineListener
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory

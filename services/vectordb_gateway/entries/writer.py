@@ -16,7 +16,7 @@ from pentimento.domain.errors import InvalidArgument, PentimentoError
 from pentimento.domain.generation import Attempt, CacheGrant, CapturedEntries, LatentSlot, ObjectReference
 from pentimento.policies.cache_selection import keeps_image, kept_steps
 from pentimento.policies.followed_cache import kind_of_run
-from pentimento.rpc.shared_keys import SharedKeys
+from pentimento.rpc.watched_file import SharedKeys
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.cache.ledger import CacheLedger
 from pentimento.stores.ledger.cache.records import EntryCommit, GrantedKey, GrantRecord, ObjectPin

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pentimento.domain import errors
-from pentimento.domain.identity import DEFAULT_TENANT, Role
+from pentimento.domain.tenants import DEFAULT_TENANT, Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, current_caller, error_from_rpc, new_token, token_entry
 from tests.contract.rpc.scripted import Scripted, channel_to, embed, serving
 

@@ -13,7 +13,7 @@ import pytest
 from lab.fixtures.raw_http2 import framed, gzip_bomb, message_prefix, raw_connection
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.domain import errors
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcServerSettings, error_from_rpc, new_token, token_entry
 from pentimento.rpc.access import declared_access
 from pentimento.rpc.settings import ServerBounds

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from pentimento.domain import errors
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcServerSettings, new_token, token_entry
 from pentimento.telemetry import LogFormat, LogLevel, configure_logging
 from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, channel_to, embed, serving

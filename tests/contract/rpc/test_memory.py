@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.fixtures.raw_http2 import RawConnection, gzip_bomb, message_prefix, raw_connection
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.rpc.probe import status_of
 from tests.contract.rpc.scripted import WORKER

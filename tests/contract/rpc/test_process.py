@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.domain import errors
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings, error_from_rpc, new_token, open_channel, token_entry, transport
 from tests.contract.rpc.scripted import worker_stub
 

@@ -19,7 +19,7 @@ from h2.connection import H2Connection
 from lab.fixtures.certificates import Authority
 from lab.fixtures.raw_http2 import framed, raw_connection
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, server
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_limits import BURST_CALLS

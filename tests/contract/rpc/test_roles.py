@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from pentimento.api.auth.v1 import auth_pb2
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcServer, RpcServerSettings, new_token, token_entry
 from pentimento.rpc.channel import open_channel
 from pentimento.rpc.settings import RpcChannelSettings

@@ -15,7 +15,7 @@ from pentimento.api.image.v1.image_service_pb2_grpc import (
     ImageServiceStub,
     add_ImageServiceServicer_to_server,
 )
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, current_caller, new_token, open_channel
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_limits import BURST_CALLS

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pentimento.domain.clock import Clock, LeaseState, epoch_at
 from pentimento.domain.errors import InvalidArgument, NotFound, PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt, ObjectReference
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger.journal.records import (
     AcceptedRequest,
     AcceptKind,

@@ -7,7 +7,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.erasure import ErasedKind, ErasureState
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.tenants import HashedKey, TenantKey, TenantQuota
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest

@@ -8,8 +8,7 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.jobs import WebhookDelivery, WebhookState
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState, WebhookDelivery, WebhookState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal.listing import PagePlace
 from pentimento.stores.ledger.journal.webhooks import AskedWebhook, DueWebhook

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest, PicturePin, ResultRecord
 from tests.contract.stores.journal_model import JournalModel

@@ -10,9 +10,8 @@ from lab.fixtures.clocks import SetClock
 from pentimento.domain.cache import CacheHolding
 from pentimento.domain.embedding import Space
 from pentimento.domain.generation import ObjectReference, SpecInput
-from pentimento.domain.jobs import WebhookDelivery, WebhookState
+from pentimento.domain.jobs import RequestState, WebhookDelivery, WebhookState
 from pentimento.domain.models import RegisteredRow
-from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import Tenant, TenantQuota
 from pentimento.stores.errors import SchemaMismatch
 from pentimento.stores.ledger import fleet_tables, open_journal, tenant_tables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import new_token, token_entry
 from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import LocalSuite, local_suite

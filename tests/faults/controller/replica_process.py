@@ -6,8 +6,7 @@ Arguments: the controllers' addresses, separated by commas; the instance id; the
 import asyncio
 import sys
 
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration, generation_at
+from pentimento.clients.controller import ControllerClient, Registration, generation_at
 from pentimento.domain.clock import SystemClock
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, open_channel

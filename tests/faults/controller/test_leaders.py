@@ -15,7 +15,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.fleet import Fleet, Plan
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.service.plan_follower import PlanFollower
+from pentimento.service.fleet_member import PlanFollower
 from pentimento.stores.ledger import open_journal
 from pentimento.supervisor.process import wait_until_serving
 from tests.support.processes import Process, StartedProcesses

@@ -7,8 +7,7 @@ import pytest
 from lab.fixtures.paced_worker import image_of
 from pentimento.clients.image import ImageClient
 from pentimento.domain.image_request import Accepted, Completed, ImageRequest
-from pentimento.domain.jobs import RequestQuery
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.rpc import RpcChannelSettings, open_channel
 from tests.faults.frontdoor.processes import Processes, kill, serving
 from tests.support.calls import last_completed

@@ -13,8 +13,8 @@ import httpx
 
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import LIMITS, settings_of
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import ImageRequest
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings
 from pentimento.rpc.tokens import token_entry
 from pentimento.sdk import AsyncClient

@@ -12,7 +12,7 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.erasure import ErasureState
 from pentimento.domain.errors import FailedPrecondition, NotFound, PermissionDenied, Unavailable
 from pentimento.domain.image_request import CellAddress, TenantCells
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.tenants import HashedKey, TenantKey, TenantQuota
 from pentimento.policies.cells import cell_tag
 from pentimento.rpc import RpcChannelSettings, open_channel

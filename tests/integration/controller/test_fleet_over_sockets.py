@@ -7,8 +7,7 @@ from contextlib import aclosing
 import pytest
 from prometheus_client import REGISTRY
 
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration
+from pentimento.clients.controller import ControllerClient, Registration
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.fleet import Plan, Replica, ReplicaReport
 from pentimento.rpc import RpcChannelSettings, open_channel

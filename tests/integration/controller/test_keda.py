@@ -15,7 +15,7 @@ from pentimento.api.keda.externalscaler_pb2_grpc import ExternalScalerStub
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.demand import PoolDemand
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, token_entry
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess, wire

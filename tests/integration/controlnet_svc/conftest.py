@@ -22,7 +22,7 @@ from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.generation import Attempt, ControlNetSelection
 from pentimento.files.adapter_registry import read_adapters
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import outgoing_tensor, tensor_over
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND

@@ -13,7 +13,7 @@ from lab.fixtures.controlnet_serving import register
 from lab.fixtures.step_streams import answer_to
 from pentimento.clients.controlnet import ResidualStream, ResidualStreamRequest
 from pentimento.domain.generation import Attempt, ControlNetSelection
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.tensors.receiving import ReceivedTensors
 from pentimento.wire.tensors import UNBOUND
 from tests.integration.controlnet_svc.conftest import Service, tensors_of

@@ -21,7 +21,7 @@ from pentimento.diffusion.families.model import Conditioning, DenoiserInput
 from pentimento.diffusion.images import pixel_image
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import ControlKind, ControlNetSelection, Preprocessor
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
 from services.controlnet_svc.streams import named_tensors
 from tests.integration.controlnet_svc.conftest import (

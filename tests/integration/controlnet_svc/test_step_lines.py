@@ -9,7 +9,7 @@ from pentimento.clients.controlnet import ControlNetClient
 from pentimento.domain.errors import Aborted
 from pentimento.domain.generation import Attempt
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
 from tests.integration.controlnet_svc.conftest import (
     EDGES,

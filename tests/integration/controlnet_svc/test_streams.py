@@ -24,7 +24,7 @@ from pentimento.domain.errors import (
 from pentimento.domain.fleet import ComponentPlacement, Plan, ReplicaKind
 from pentimento.domain.generation import ControlKind, PlanVersion, Preprocessor
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory, RegionSize, SharedRegion
 from pentimento.wire.tensors import UNBOUND, Binding
 from services.controlnet_svc import streams

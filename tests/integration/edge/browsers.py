@@ -12,7 +12,7 @@ from lab.fixtures.browser import running_browser, why_no_browser
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, serve
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import token_entry
 from tests.support.patient_connections import be_patient
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker, serve
-from pentimento.files.signing_keys import new_signing_key
+from pentimento.files.ed25519_keys import new_signing_key
 from tests.support.edge_packages import missing
 from tests.support.patient_connections import be_patient
 

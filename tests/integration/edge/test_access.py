@@ -13,8 +13,7 @@ from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import Internal
-from pentimento.domain.identity import Role
-from pentimento.domain.tenants import TenantQuota
+from pentimento.domain.tenants import Role, TenantQuota
 from pentimento.rpc import token_entry
 from services.frontdoor.tenants.administration import TenantServicer
 from tests.integration.edge.conftest import EdgeUnderTest, files_of, routes_of, signing_keys

@@ -12,7 +12,7 @@ import pytest
 
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, image_of
-from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import PathSigner, SignedFile

@@ -9,7 +9,7 @@ import pytest
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, image_of
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from tests.integration.edge.conftest import EdgeUnderTest, openai_client
 from tests.integration.frontdoor.inputs import png
 

@@ -15,7 +15,7 @@ from lab.fixtures.frontdoor_suite import running_suite, until
 from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.domain.errors import Cancelled, Unavailable
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from tests.integration.frontdoor.inputs import png
 from tests.integration.sdk.scripted import ACCEPTED, COMPLETED, REPLAYED, ScriptedImageService, plays, serving
 

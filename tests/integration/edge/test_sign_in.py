@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from tests.integration.edge.browsers import IN_A_BROWSER, console_browser, window
 
 pytestmark = IN_A_BROWSER

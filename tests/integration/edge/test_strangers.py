@@ -10,7 +10,7 @@ import pytest
 from lab.fixtures.edge_suite import running_edge
 from lab.fixtures.frontdoor_suite import FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import token_entry
 from pentimento.rpc.call_limits import BURST_CALLS
 

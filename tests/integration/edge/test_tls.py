@@ -14,7 +14,7 @@ import pytest
 from lab.fixtures.certificates import Authority, Pair
 from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, image_of
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import token_entry, watched_file
 from tests.integration.edge.conftest import files_of, signing_keys
 from tests.support.silent_connections import silent_connections

@@ -12,9 +12,8 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from pentimento.clients.frontdoor import TenantsClient
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import PentimentoError
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Completed, ImageRequest
-from pentimento.domain.tenants import TenantQuota
+from pentimento.domain.tenants import Role, TenantQuota
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from tests.support.calls import last_completed
 

@@ -13,7 +13,7 @@ from lab.simulator.recorded_effects import read_recording, replay
 from pentimento.domain.errors import Internal
 from pentimento.domain.generation import Donor, FromLatent, FromNoise, ObjectReference
 from pentimento.domain.image_request import Completed, ImageRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.policies import worth
 from pentimento.profiles.catalogue import HandoverMode
 from pentimento.profiles.document import profiles_to_json

@@ -13,9 +13,9 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.api.discriminator.v1 import discriminator_service_pb2 as pb
 from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.dataplane.demand_report import DemandReport
+from pentimento.domain.demand import KeptQuality
 from pentimento.domain.fleet import ReplicaReport
 from pentimento.domain.image_request import ImageRequest
-from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.online_quality import ComparedPair
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.pair_keys import PREFIX, reference_of

@@ -11,7 +11,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.dataplane import effects
 from pentimento.domain.errors import Cancelled, Internal
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from services.frontdoor.objects.results import Results
 from services.frontdoor.routing.prompts import PromptEmbedder
 from services.frontdoor.routing.start_choice import StartChoice

@@ -13,8 +13,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.paced_worker import PacedWorker, serve
 from pentimento.api.keda import externalscaler_pb2 as pb
 from pentimento.api.keda.externalscaler_pb2_grpc import ExternalScalerStub
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration
+from pentimento.clients.controller import ControllerClient, Registration
 from pentimento.dataplane.events import PlanReceived
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Plan, PoolPlan, Replica, ReplicaKind, ReplicaReport, WorkerAssignment

@@ -19,9 +19,8 @@ from pentimento.clients.image import ImageClient
 from pentimento.domain.erasure import Erasure, ErasureState
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, Unauthenticated
 from pentimento.domain.generation import InitImage
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import ImageRequest
-from pentimento.domain.tenants import DAY_S, TenantQuota
+from pentimento.domain.tenants import DAY_S, Role, TenantQuota
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from services.frontdoor.process import Frontdoor
 from services.frontdoor.tenants import erasures

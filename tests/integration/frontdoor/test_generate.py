@@ -26,7 +26,7 @@ from pentimento.domain.image_request import (
     Progress,
     Routed,
 )
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.rpc import transport
 from tests.support.images import a_png
 

@@ -13,7 +13,7 @@ from pentimento.domain.clock import Backoff
 from pentimento.domain.errors import FailedPrecondition, Internal, Unavailable
 from pentimento.domain.generation import InitImage, ObjectReference, SpecInput
 from pentimento.domain.image_request import GenerateEvent, ImageRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects import inputs

@@ -14,7 +14,7 @@ from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.cli import cli
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, Unavailable
 from pentimento.domain.image_request import RequestStatus
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.sdk import AsyncClient, Client, RequestQuery, RetryPolicy
 
 PATIENT = RetryPolicy(tries=1000, first_pause_s=0.01, max_pause_s=0.05)

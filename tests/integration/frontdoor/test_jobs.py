@@ -12,8 +12,7 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, ResourceExhausted
 from pentimento.domain.image_request import Accepted, Completed, ImageFailed, Routed
-from pentimento.domain.jobs import RequestQuery
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome

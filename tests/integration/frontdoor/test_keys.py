@@ -12,10 +12,9 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.frontdoor import TenantsClient
 from pentimento.dataplane.effects import End, PersistEnd
 from pentimento.domain.errors import FailedPrecondition, PentimentoError, ResourceExhausted
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Accepted, Completed
-from pentimento.domain.tenants import TenantQuota
-from pentimento.rpc.audit import is_audited
+from pentimento.domain.tenants import Role, TenantQuota
+from pentimento.rpc.access import is_audited
 from tests.integration.frontdoor.administered import administered
 
 OTHER = replace(REQUEST, prompt="a blue ring")

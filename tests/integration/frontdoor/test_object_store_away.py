@@ -15,7 +15,7 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import PentimentoError, ResourceExhausted
 from pentimento.domain.generation import InitImage, ObjectReference
 from pentimento.domain.image_request import Completed, GenerateEvent, ImageFailed, ImageRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.errors import StoreFull
 from pentimento.stores.objects.filesystem import FilesystemObjectStore
 from tests.integration.frontdoor.inputs import png, store_away

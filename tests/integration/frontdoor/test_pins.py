@@ -13,7 +13,7 @@ from pentimento.domain.clock import SystemClock
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from pentimento.domain.generation import InitImage
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from services.frontdoor.requests.pins import ROW_BYTES
 from tests.integration.frontdoor.inputs import png
 from tests.support.calls import last_completed

@@ -12,9 +12,9 @@ from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite,
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import NotFound, ResourceExhausted, Unavailable
 from pentimento.domain.generation import InitImage
-from pentimento.domain.identity import DEFAULT_TENANT
 from pentimento.domain.image_request import ImageRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
+from pentimento.domain.tenants import DEFAULT_TENANT
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import refer_to
 from services.frontdoor.metrics import BAD_PICTURES

@@ -16,7 +16,7 @@ from pentimento.domain.errors import Internal
 from pentimento.domain.fleet import Plan, WorkerAssignment
 from pentimento.domain.generation import GenerationSpec, PlanVersion, Scheduler
 from pentimento.domain.image_request import Accepted, CacheMode, Completed, ImageFormat, ResolvedRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.wire.codec import to_bytes

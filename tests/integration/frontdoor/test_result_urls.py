@@ -8,7 +8,7 @@ import pytest
 from lab.fixtures.frontdoor_suite import REQUEST, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
-from pentimento.files.signing_keys import new_signing_key, read_signing_keys
+from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner

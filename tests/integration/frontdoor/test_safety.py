@@ -14,8 +14,7 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.api.safety.v1.safety_service_pb2_grpc import add_SafetyServiceServicer_to_server
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.image_request import Progress
-from pentimento.domain.jobs import RequestQuery
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.domain.safety import SafetyVerdict
 from pentimento.rpc import RpcServer, RpcServerSettings
 from services.discriminator.safety import FULL_NAME, SafetyChecks, SafetyServicer

@@ -34,7 +34,7 @@ from pentimento.domain.image_request import (
     ReplayRequest,
     Routed,
 )
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.objects.store import digest_of

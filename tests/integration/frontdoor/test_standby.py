@@ -12,7 +12,7 @@ from lab.fixtures.frontdoor_suite import LIMITS, REQUEST, FrontdoorSuite, runnin
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.clients.image import ImageClient
 from pentimento.domain.errors import Unavailable
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.rpc import open_channel
 from pentimento.stores.ledger import Journal, open_journal
 from services.frontdoor.journal.retention import Retention

@@ -8,8 +8,7 @@ from prometheus_client import REGISTRY
 
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
-from pentimento.clients.controller import ControllerClient
-from pentimento.clients.registration import Registration
+from pentimento.clients.controller import ControllerClient, Registration
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.image_request import Completed

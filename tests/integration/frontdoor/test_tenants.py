@@ -26,10 +26,9 @@ from pentimento.domain.errors import (
 )
 from pentimento.domain.fleet import Plan, PoolPlan, WorkerAssignment
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.identity import Role
 from pentimento.domain.image_request import Completed, ImageRequest, ReplayRequest
 from pentimento.domain.jobs import RequestQuery
-from pentimento.domain.tenants import DAY_S, HOUR_S, TenantQuota, UsagePeriod
+from pentimento.domain.tenants import DAY_S, HOUR_S, Role, TenantQuota, UsagePeriod
 from pentimento.rpc import RpcChannelSettings, open_channel, token_entry
 from pentimento.stores.ledger import open_journal
 from pentimento.wire.codec import to_bytes

@@ -19,9 +19,8 @@ from lab.fixtures.certificates import Authority
 from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, Unavailable
-from pentimento.domain.jobs import RequestQuery, WebhookDelivery, WebhookState
-from pentimento.domain.requests import RequestState
-from pentimento.files.signing_keys import new_signing_key
+from pentimento.domain.jobs import RequestQuery, RequestState, WebhookDelivery, WebhookState
+from pentimento.files.ed25519_keys import new_signing_key
 from pentimento.stores.ledger.journal.records import AcceptedRequest, AcceptOutcome
 from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, webhook_rules

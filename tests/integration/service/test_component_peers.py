@@ -11,7 +11,7 @@ import pytest
 
 from pentimento.clients.controller import ControllerClient
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.files.file_sums import BLOCK_BYTES, CorruptComponent, FileSum, SumInProgress
 from pentimento.policies.components import Utility
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, token_entry

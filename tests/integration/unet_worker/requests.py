@@ -24,7 +24,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 from tests.integration.unet_worker.conftest import Served
 from tests.support.images import png_of

@@ -21,7 +21,7 @@ from pentimento.domain.errors import Cancelled, InvalidArgument
 from pentimento.domain.execution import AttemptResult, PlaceYielded, Started
 from pentimento.domain.generation import GenerationSpec
 from pentimento.profiles.costs import costs_from_json
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import tensor_from_proto
 from services.unet_worker.attempts.execution import ProgressBridge

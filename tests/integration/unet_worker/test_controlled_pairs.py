@@ -28,7 +28,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ControlNetSelection, Scheduler
 from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
 from tests.integration.unet_worker import test_controlnets, test_pairs
 from tests.integration.unet_worker.conftest import at_step

@@ -19,7 +19,7 @@ from pentimento.clients.guidance_half import GuidanceHalfClient, HalfStream, Hal
 from pentimento.domain.errors import PentimentoError, ResourceExhausted, Unavailable
 from pentimento.domain.generation import Attempt
 from pentimento.domain.weights import SwitchWay
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.models.loaded import LoadedModel

@@ -40,7 +40,7 @@ from pentimento.profiles.document import (
 )
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.wire.tensors import UNBOUND
 from services.unet_worker.adapters.lora_directory import LoraDirectory
 from services.unet_worker.models.loaded import LoadedModel

@@ -46,7 +46,7 @@ from pentimento.domain.generation import (
 from pentimento.domain.prompt_syntax import PromptSyntax
 from pentimento.policies import latent_pairing
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import outgoing_tensor, tensor_over
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.wire.codec import encode
 from pentimento.wire.tensors import UNBOUND

@@ -23,7 +23,7 @@ from pentimento.domain.errors import (
 from pentimento.domain.execution import AttemptResult, Started
 from pentimento.domain.fleet import Capability
 from pentimento.rpc import error_from_rpc
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 from services.unet_worker import process
 from tests.integration.unet_worker.conftest import Served, serve

@@ -32,7 +32,7 @@ from pentimento.diffusion.families.model import ControlResiduals, DenoiserEncodi
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.generation import ControlNetSelection, GenerationSpec, LoraSelection, Scheduler
 from pentimento.rpc import RpcChannelSettings, open_channel
-from pentimento.tensors.device import tensor_over
+from pentimento.tensors.cuda import tensor_over
 from pentimento.wire.tensors import tensor_from_proto
 
 PACE = """

@@ -7,8 +7,8 @@ import pytest
 
 from lab.simulator.ledger import Chance
 from lab.simulator.scenario import Scenario
+from pentimento.domain.demand import NOTHING_KEPT, KeptQuality
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.policies.plan.inputs import Decision, PlanInput
 from tests.lab.simulator.scenarios import cascade, poisson, run
 

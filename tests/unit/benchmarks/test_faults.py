@@ -18,7 +18,7 @@ from benchmarks.suites.faulted_load import Sample
 from benchmarks.suites.journal_events import commits_by_request, events_of, record_events
 from benchmarks.suites.processes import half_written, left_after_the_end, open_grants, orphan_objects
 from pentimento.domain.generation import Attempt, ObjectReference
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.cache.ledger import open_cache_ledger
 from pentimento.stores.ledger.journal.records import AcceptedRequest, ResultRecord

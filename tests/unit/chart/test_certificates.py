@@ -11,7 +11,7 @@ from lab.fixtures.charts.combinations import EXTERNAL
 from lab.fixtures.charts.release import RenderedRelease, component
 from lab.fixtures.charts.rendering import CHART, Manifest
 from lab.fixtures.charts.starting import environments
-from pentimento.rpc.allowed_calls import ALLOWED_CALLS, CALLERS
+from pentimento.rpc.access import ALLOWED_CALLS, CALLERS
 from pentimento.rpc.callers import CertificateNames, read_rules
 
 Rendering = Callable[..., list[Manifest]]

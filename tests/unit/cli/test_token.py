@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc.tokens import hash_token, parse_tokens
 from tests.support.processes import run_command
 

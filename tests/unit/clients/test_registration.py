@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.clients import registration as registrations
-from pentimento.clients.registration import (
+from pentimento.clients import controller as controller_client
+from pentimento.clients.controller import (
     NO_NEWS,
     Registration,
     RegistrationNews,
@@ -31,7 +31,7 @@ LEASE = ReplicaLease(lease_ms=10, report_interval_ms=2, leader_epoch=1)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in FAST.items():
-        monkeypatch.setattr(registrations, name, value)
+        monkeypatch.setattr(controller_client, name, value)
 
 
 class ScriptedController:
@@ -118,7 +118,7 @@ async def test_replica_stays_registered(
 ) -> None:
     controller = ScriptedController(list(register), list(report))
     if asyncio.sleep in report:
-        monkeypatch.setattr(registrations, "CALL_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.05)
 
     await running(controller, says(*calls.split()))
 
@@ -142,8 +142,8 @@ async def test_change_outside_reports_is_registered_again() -> None:
     assert controller.calls[: len(told)] == list(told)
 
 
-async def test_news_receives_registrations_and_answered_reports(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registrations, "CALL_TIMEOUT_S", 0.2)
+async def test_news_receives_controller_client_and_answered_reports(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.2)
     controller = ScriptedController([LEASE], [1, asyncio.sleep, AWAY, 1, GONE, 1])
     told: list[str] = []
     news = RegistrationNews(lambda: told.append("registered"), lambda: told.append("answered"))
@@ -163,9 +163,7 @@ async def test_a_superseded_replica_asks_for_its_place_back_without_end(caplog: 
 
     await running(controller, says("register", "report", "register", "register", "register", "report"))
 
-    errors = [
-        one.getMessage() for one in said_by("pentimento.clients.registration", caplog) if one.levelname == "ERROR"
-    ]
+    errors = [one.getMessage() for one in said_by("pentimento.clients.controller", caplog) if one.levelname == "ERROR"]
     assert errors == ["the controller rejects this replica (REPLICA_SUPERSEDED): a newer start is live"]
 
 
@@ -184,7 +182,7 @@ async def test_a_report_that_cannot_be_made_does_not_end_the_registration():
 
 
 async def test_close_waits_for_hanging_controller_up_to_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(controller_client, "CLOSE_TIMEOUT_S", 0.5)
     controller = ScriptedController([LEASE], [1], deregister=asyncio.sleep)
 
     async with asyncio.timeout(120):
@@ -238,7 +236,7 @@ numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True
 def test_whatever_a_lease_says_reports_come_within_our_own_limits(lease_ms, interval_ms):
     interval_s = report_interval_s(ReplicaLease(lease_ms, interval_ms, 1))
 
-    assert registrations.MIN_INTERVAL_S <= interval_s <= 10.0
+    assert controller_client.MIN_INTERVAL_S <= interval_s <= 10.0
 
 
 @given(st.integers(200, 10_000), st.integers(100, 20_000))

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from pentimento.diffusion.checkpoint import digest_files
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.components import StoredBytes, Tier, TierSpeed
-from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
+from pentimento.domain.demand import NOTHING_KEPT, AdapterDemand, KeptQuality, PoolDemand, StartShare
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.fleet import MeasuredDeferral, ModelCost, Replica, ReplicaKind, ReplicaReport
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, ReuseProfile, digest_of
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.domain.weights import ComponentWeights, ModelChange, ShortModel, SwitchWay

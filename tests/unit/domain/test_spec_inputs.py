@@ -1,7 +1,7 @@
 import pytest
 
 from pentimento.domain.generation import ControlNetSelection, InitImage
-from pentimento.domain.spec_inputs import put_inputs, take_inputs
+from pentimento.domain.replay import put_inputs, take_inputs
 from tests.support.values import a_spec
 
 CONTROLNETS = (ControlNetSelection("canny", b"edges"), ControlNetSelection("depth", b"depths", 0.5))

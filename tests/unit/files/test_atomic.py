@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.files.atomic import replace_file
+from pentimento.files.private_files import replace_file
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.documents import json_files, parsed_json, read_document
+from pentimento.files.json_values import json_files, parsed_json, read_document
 from tests.support.logged import said_by
 
 parse = partial(parsed_json, field="profile")
@@ -52,7 +52,7 @@ def test_json_files_missing_directory_is_skipped(tmp_path: Path, caplog: pytest.
     (tmp_path / "there.json").touch()
 
     assert json_files([tmp_path / "selector", tmp_path]) == [tmp_path / "there.json"]
-    assert [record.getMessage() for record in said_by("pentimento.files.documents", caplog)] == [
+    assert [record.getMessage() for record in said_by("pentimento.files.json_values", caplog)] == [
         f"no directory {tmp_path}/selector: it is skipped"
     ]
 

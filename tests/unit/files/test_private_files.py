@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import InvalidArgument
+from pentimento.files.ed25519_keys import keep_signing_keys, new_signing_key, read_signing_keys
 from pentimento.files.private_files import close_to_others, close_tree_to_others, make_private_directory
-from pentimento.files.signing_keys import keep_signing_keys, new_signing_key, read_signing_keys
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,9 @@ from pentimento.dataplane import Dataplane
 from pentimento.dataplane.demand_report import CountedStart, DemandReport, StartCounts
 from pentimento.dataplane.events import PlanReceived, RequestArrived, WorkerReported
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.demand import AdapterDemand, StartShare
+from pentimento.domain.demand import AdapterDemand, KeptQuality, StartShare
 from pentimento.domain.fleet import MAX_TOLD_COUNT, Plan, PoolPlan, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.generation import PlanVersion
-from pentimento.domain.kept_quality import KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.demand import DemandWindow
 from pentimento.policies.plan.inputs import ReplicaView

@@ -25,7 +25,7 @@ from pentimento.domain.generation import (
     SpecInput,
 )
 from pentimento.domain.image_request import AdmittedStages, CacheMode, ImageFormat, ResolvedRequest
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger import Journal, open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest
 from pentimento.stores.objects import open_objects

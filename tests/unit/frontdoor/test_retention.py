@@ -13,7 +13,7 @@ import pytest
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import ObjectReference
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger import open_journal
 from pentimento.stores.ledger.journal.records import AcceptedRequest, KeptResults
 from services.frontdoor.journal import retention

@@ -9,8 +9,7 @@ from lab.fixtures.clocks import SetClock
 from pentimento.clients.frontdoor import TenantsClient
 from pentimento.dataplane.events import Event, QuotasReceived
 from pentimento.domain.errors import InvalidArgument, NotFound
-from pentimento.domain.identity import Caller, Role
-from pentimento.domain.tenants import DAY_S, HOUR_S, Tenant, TenantKey, TenantQuota, UsagePeriod
+from pentimento.domain.tenants import DAY_S, HOUR_S, Caller, Role, Tenant, TenantKey, TenantQuota, UsagePeriod
 from pentimento.rpc.tokens import KeyRing, blinded, hash_token
 from pentimento.stores.ledger import open_journal
 from services.frontdoor.metrics import TENANT_KEYS, TENANTS

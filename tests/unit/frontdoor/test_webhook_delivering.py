@@ -14,8 +14,7 @@ from typing import Any, TypeVar, cast
 
 from lab.fixtures.clocks import SetClock
 from lab.fixtures.frontdoor_suite import until
-from pentimento.domain.jobs import WebhookDelivery, WebhookState
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState, WebhookDelivery, WebhookState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal as RequestJournal
 from pentimento.stores.ledger import open_journal

@@ -34,9 +34,9 @@ from pentimento.domain.generation import GenerationSpec, ObjectReference, Route
 from pentimento.domain.image_request import CacheMode, ImageFormat, ImageRequest, ResolvedRequest, StartImage
 from pentimento.domain.prompt_syntax import PromptSyntax, parse_prompt
 from pentimento.files.adapter_registry import read_adapters
+from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.files.lora_headers import judge_lora
 from pentimento.files.safetensors_header import judge_safetensors
-from pentimento.files.signing_keys import new_signing_key, read_signing_keys
 from pentimento.images.decoding import decode as decode_image
 from pentimento.images.header import check_whole, read_header
 from pentimento.profiles.document import profiles_from_json

@@ -5,7 +5,7 @@ from google.protobuf import descriptor_pb2
 
 from pentimento.api.auth.v1 import auth_pb2
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
-from pentimento.domain.identity import Caller, Role
+from pentimento.domain.tenants import Caller, Role
 from pentimento.rpc.access import Access, access_of, authorise
 
 USER = Caller("acme", frozenset({Role.USER, Role.ADMIN}))

@@ -4,13 +4,12 @@ from pentimento.rpc import (
     access,
     call_limits,
     channel,
-    failures,
+    errors,
     intake,
     pipeline,
     probe,
     process,
     server,
-    shared_keys,
     watched_file,
 )
 from pentimento.rpc.settings import ServerBounds
@@ -77,6 +76,6 @@ def test_times_sizes_and_codes_are_as_documented() -> None:
     assert (server.SWITCH_INTERVAL_S, probe.DEADLINE_S, watched_file.CHECK_INTERVAL_S) == (0.0005, 3.0, 1.0)
     assert (server.QUIET_S, server.REFUSE_S) == (0.005, 1.0)
     assert (call_limits.BURST_CALLS, call_limits.WAITING_CALLS) == (32, 4096)
-    assert shared_keys.MIN_KEY_CHARS == 32
-    assert failures.RETRY_AFTER_MS == 250
+    assert watched_file.MIN_KEY_CHARS == 32
+    assert errors.RETRY_AFTER_MS == 250
     assert (process.EXIT_BROKEN, process.EXIT_SETTINGS, process.EXIT_INTERRUPTED) == (1, 2, 130)

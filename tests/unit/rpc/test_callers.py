@@ -22,9 +22,8 @@ from pentimento.api.safety.v1 import safety_service_pb2  # noqa: F401
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2  # noqa: F401
 from pentimento.api.worker.v1 import unet_worker_service_pb2  # noqa: F401
 from pentimento.domain.errors import PermissionDenied
-from pentimento.domain.identity import Role
-from pentimento.rpc.access import access_of, declared_access
-from pentimento.rpc.allowed_calls import ALLOWED_CALLS, callers_of
+from pentimento.domain.tenants import Role
+from pentimento.rpc.access import ALLOWED_CALLS, access_of, callers_of, declared_access
 from pentimento.rpc.callers import REJECTED, CallerRules, CertificateNames, NamedServices, read_rules
 from pentimento.settings import SettingsError
 from tests.support.refusals import wrong_refusals

@@ -13,7 +13,7 @@ from pentimento.rpc import context, watched_file
 from pentimento.rpc.channel import Authorization, KitCall, KitChannel, authorization_of, open_channel
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.settings import SettingsError
-from pentimento.telemetry.request_id import request_id
+from pentimento.telemetry.tracing import request_id
 from tests.support.logged import said_by
 
 

@@ -5,9 +5,9 @@ import contextvars
 
 import pytest
 
-from pentimento.domain.identity import OPEN_CALLER
+from pentimento.domain.tenants import OPEN_CALLER
 from pentimento.rpc import context
-from pentimento.telemetry.request_id import request_id
+from pentimento.telemetry.tracing import request_id
 
 
 def test_outside_of_a_call_there_is_no_caller() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain import errors
 from pentimento.domain.errors import PentimentoError
-from pentimento.rpc.failures import explain, not_received, shutting_down, too_many_calls, too_many_messages
+from pentimento.rpc.errors import explain, not_received, shutting_down, too_many_calls, too_many_messages
 from tests.support.logged import said_by
 
 PATH = "/a.B/C"
@@ -63,18 +63,18 @@ def test_defect_is_logged_with_method_reason_and_id(caplog: pytest.LogCaptureFix
     explain(errors.Internal("CORRUPT", "ours", metadata={"error_id": "7"}), PATH)
     explain(errors.Internal("CORRUPT", "ours"), PATH)
 
-    records = said_by("pentimento.rpc.failures", caplog)
+    records = said_by("pentimento.rpc.errors", caplog)
     assert [record.levelno for record in records] == [logging.ERROR] * 2
     fields = [tuple(getattr(record, name) for name in ("method", "reason", "error_id")) for record in records]
     assert fields == [(PATH, "CORRUPT", "7"), (PATH, "CORRUPT", "")]
 
 
 def test_rejection_is_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "pentimento.rpc.failures"):
+    with caplog.at_level(logging.DEBUG, "pentimento.rpc.errors"):
         explain(REFUSED, PATH)
-    with caplog.at_level(logging.INFO, "pentimento.rpc.failures"):
+    with caplog.at_level(logging.INFO, "pentimento.rpc.errors"):
         explain(REFUSED, PATH)
 
-    assert [(record.levelname, record.getMessage()) for record in said_by("pentimento.rpc.failures", caplog)] == [
+    assert [(record.levelname, record.getMessage()) for record in said_by("pentimento.rpc.errors", caplog)] == [
         ("DEBUG", "call rejected")
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.rpc import watched_file
-from pentimento.rpc.shared_keys import kept_grant_keys
+from pentimento.rpc.watched_file import kept_grant_keys
 from pentimento.settings import SettingsError
 
 FIRST, SECOND = "a" * 64, "b" * 64

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.identity import Caller, Role
-from pentimento.domain.tenants import HashedKey, TenantKey
+from pentimento.domain.tenants import Caller, HashedKey, Role, TenantKey
 from pentimento.rpc.tokens import KeyRing, TokenFile, blinded, hash_token, token_entry
 
 USER = frozenset({Role.USER})

@@ -1,6 +1,6 @@
 """Counts of calls, and the metrics made from them."""
 
-from pentimento.rpc.meter import CallCollector
+from pentimento.rpc.call_limits import CallCollector
 from pentimento.telemetry.metrics import LATENCY_BUCKETS_S
 
 METHOD = "/a.B/C"

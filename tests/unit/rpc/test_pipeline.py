@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from pentimento.domain.errors import PermissionDenied, Unauthenticated
-from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.domain.tenants import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
 from pentimento.rpc import pipeline as module
 from pentimento.rpc.access import Access

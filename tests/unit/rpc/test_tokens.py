@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.identity import OPEN_CALLER, Caller, Role
+from pentimento.domain.tenants import OPEN_CALLER, Caller, Role
 from pentimento.rpc.tokens import OpenDoor, TokenFile, blinded, hash_token, new_token, parse_tokens, token_entry
 from pentimento.settings import SettingsError
 

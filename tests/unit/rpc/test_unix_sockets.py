@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.rpc.unix_sockets import claimed_socket, is_answered, private_directory
+from pentimento.rpc.transport import claimed_socket, is_answered, private_directory
 from pentimento.settings import SettingsError
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from lab.fixtures.clocks import SetClock
 from pentimento.domain.errors import Unauthenticated
-from pentimento.domain.identity import Role
+from pentimento.domain.tenants import Role
 from pentimento.rpc import token_entry, watched_file
 from pentimento.rpc.channel import authorization_of
-from pentimento.rpc.shared_keys import kept_grant_keys
 from pentimento.rpc.tokens import TokenFile
-from pentimento.rpc.watched_file import KeptReading, WatchedFile
+from pentimento.rpc.watched_file import KeptReading, WatchedFile, kept_grant_keys
 
 
 def later(clock: SetClock, file: WatchedFile, seconds: float = 1.0) -> bool:

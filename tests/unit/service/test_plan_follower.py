@@ -8,7 +8,7 @@ from pentimento.api.controller.v1 import controller_service_pb2 as pb
 from pentimento.domain.clock import Backoff
 from pentimento.domain.fleet import Plan
 from pentimento.domain.generation import PlanVersion
-from pentimento.service.plan_follower import PlanFollower
+from pentimento.service.fleet_member import PlanFollower
 from pentimento.settings import SettingsError
 from pentimento.stores.ledger import Journal
 from pentimento.wire.codec import encode, to_bytes
@@ -87,7 +87,7 @@ class OnePlan:
 
 async def test_plan_that_failed_is_taken_later(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a channel to a new worker needs may be away for a while: the token, or a certificate."""
-    monkeypatch.setattr("pentimento.service.plan_follower._RETRIES", Backoff(0.0, 0.0))
+    monkeypatch.setattr("pentimento.service.fleet_member._RETRIES", Backoff(0.0, 0.0))
     follower = PlanFollower(OnePlan(), "frontdoor", store=journal)  # type: ignore[arg-type]
     failures = [SettingsError("service_token: cannot be read")]
     followed: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
@@ -114,7 +114,7 @@ async def test_plan_that_keeps_failing_waits_ever_longer(journal: Journal, monke
         if len(pauses) == 6:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("pentimento.service.plan_follower.asyncio.sleep", pause)
+    monkeypatch.setattr("pentimento.service.fleet_member.asyncio.sleep", pause)
 
     def follow(plan: Plan) -> None:
         raise SettingsError("service_token: cannot be read")

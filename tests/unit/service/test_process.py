@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.clients.registration import Registration
+from pentimento.clients.controller import Registration
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaLease, ReplicaReport
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.service.process import ServiceProcess

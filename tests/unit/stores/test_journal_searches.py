@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.fixtures.clocks import SetClock
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.errors import StoreUnavailable
 from pentimento.stores.ledger import Journal
 from tests.support.journals import a_journal, an_accepted_request, complete_request

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pentimento.domain.identity import Role
-from pentimento.files.signing_keys import read_signing_keys
+from pentimento.domain.tenants import Role
+from pentimento.files.ed25519_keys import read_signing_keys
 from pentimento.rpc.tokens import token_entry
 from pentimento.settings import SettingsError
 from pentimento.supervisor import access

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import NotFound
 from pentimento.telemetry.logs import JsonFormatter, StructuredFormatter, TextFormatter, log_unhandled
-from pentimento.telemetry.request_id import accept_request_id, request_id
+from pentimento.telemetry.tracing import accept_request_id, request_id
 
 text_formatter = TextFormatter("embedder", "embedder-1")
 json_formatter = JsonFormatter("embedder", "embedder-1")

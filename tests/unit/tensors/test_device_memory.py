@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted
-from pentimento.tensors.cuda import CudaMemory, Sharing, cuda_memory
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import CudaMemory, Sharing, cuda_memory, outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory

@@ -8,7 +8,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
-from pentimento.tensors.device import outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import outgoing_tensor, tensor_over
 from pentimento.tensors.receiving import ExpectedTensor, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory
 from pentimento.tensors.sending import SLOT_COUNT, TensorSender, common_transports, open_sender, transport_offer

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pentimento.tensors import outgoing as outgoing_module
-from pentimento.tensors.device import outgoing_tensor
+from pentimento.tensors.cuda import outgoing_tensor
 from pentimento.tensors.outgoing import ALIGNMENT_BYTES, OutgoingTensor, fill_all, layout_of
 from pentimento.wire.tensors import UNBOUND, DeviceBytes, Dtype
 

@@ -8,11 +8,10 @@ import pytest
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument
-from pentimento.tensors.outgoing import layout_of, outgoing
+from pentimento.tensors.outgoing import HEADER_BYTES, SlotReader, SlotWriter, layout_of, outgoing
 from pentimento.tensors.receiving import BundleInParts, ExpectedTensor, TensorReceiver
 from pentimento.tensors.regions import RegionDirectory, RegionSize
 from pentimento.tensors.sending import SlotInParts, TensorSender
-from pentimento.tensors.slots import HEADER_BYTES, SlotReader, SlotWriter
 from pentimento.wire.tensors import UNBOUND, Dtype, WireTensor
 
 # None a multiple of the alignment.

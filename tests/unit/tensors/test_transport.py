@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import Aborted, InvalidArgument, PentimentoError
-from pentimento.tensors.device import all_finite, outgoing_tensor, tensor_over
+from pentimento.tensors.cuda import all_finite, outgoing_tensor, tensor_over
 from pentimento.tensors.outgoing import OutgoingTensor, outgoing
 from pentimento.tensors.receiving import ExpectedTensor, ReceivedTensors, TensorReceiver, open_receiver
 from pentimento.tensors.regions import RegionDirectory

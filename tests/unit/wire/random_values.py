@@ -8,7 +8,7 @@ from typing import Any, get_origin
 from pentimento.domain.embedding import Embedding
 from pentimento.domain.generation import Attempt
 from pentimento.domain.image_request import RequestStatus
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.domain.shapes import FieldShape, fields_of, item_of, members_of, without_none
 from pentimento.domain.tenants import TenantQuota
 

@@ -46,8 +46,14 @@ from pentimento.domain.image_request import (
     Routed,
     StartImage,
 )
-from pentimento.domain.jobs import RequestPage, RequestQuery, RequestSummary, WebhookDelivery, WebhookState
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import (
+    RequestPage,
+    RequestQuery,
+    RequestState,
+    RequestSummary,
+    WebhookDelivery,
+    WebhookState,
+)
 
 DIGEST = "sha256:" + "ab" * 32
 OBJECT = ObjectReference("cache/0/f00d", DIGEST, 16_384)

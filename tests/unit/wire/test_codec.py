@@ -44,10 +44,9 @@ from pentimento.domain.image_request import (
     ResolvedRequest,
     Routed,
 )
-from pentimento.domain.jobs import RequestPage, RequestQuery, ResultUrl
+from pentimento.domain.jobs import RequestPage, RequestQuery, RequestState, ResultUrl
 from pentimento.domain.models import RegisteredModels
 from pentimento.domain.online_quality import ComparedHit
-from pentimento.domain.requests import RequestState
 from pentimento.domain.tenants import Tenant, TenantKey, TenantQuota, UsagePeriod, UsagePeriodLength
 from pentimento.wire.codec import converter, decode, encode, from_bytes, member_of, nested, number_of
 from tests.unit.wire.random_values import random_value

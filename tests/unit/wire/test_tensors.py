@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pentimento.api.tensor.v1 import tensor_pb2 as pb
 from pentimento.domain.errors import InvalidArgument
-from pentimento.tensors.device import tensor_over, tensor_to_wire
+from pentimento.tensors.cuda import tensor_over, tensor_to_wire
 from pentimento.wire.tensors import (
     MAX_INLINE_BYTES,
     Binding,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
-from pentimento.domain.kept_quality import KeptQuality
+from pentimento.domain.demand import KeptQuality
 from pentimento.policies.plan.demand import demand_of
 from pentimento.policies.plan.inputs import PlanInput
 from pentimento.policies.plan.settings import DeferralCurve, ModelQuality, ServingSettings

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, or_
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger.journal import tables
 from pentimento.stores.ledger.journal.records import REQUESTS, JournalledRequest, request_of_row
 from pentimento.stores.ledger.statements import Statement, among

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import and_, select
 
 from pentimento.domain.generation import Attempt, ObjectReference, SpecInput
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger.journal import tables
 
 

@@ -16,7 +16,7 @@ from pentimento.domain.clock import Clock, SteadyClock, SystemClock, boot_s
 from pentimento.domain.erasure import ErasedKind
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import Attempt
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.epochs import EpochLedger, superseded
 from pentimento.stores.ledger.erasure_ledger import ErasureLedger, add_erased

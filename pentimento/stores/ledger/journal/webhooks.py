@@ -21,8 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from pentimento.domain.jobs import WebhookDelivery, WebhookState
-from pentimento.domain.requests import RequestState
+from pentimento.domain.jobs import RequestState, WebhookDelivery, WebhookState
 from pentimento.stores.ledger.journal import tables
 from pentimento.stores.ledger.statements import Statement, among
 from pentimento.stores.ledger.writer import GroupCommitWriter, LedgerReader, submitted

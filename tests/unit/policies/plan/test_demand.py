@@ -6,9 +6,8 @@ import pytest
 
 from pentimento.api.controller.v1 import controller_service_pb2 as controller_pb
 from pentimento.domain.adapters import AdapterKind
-from pentimento.domain.demand import AdapterDemand, PoolDemand, StartShare
+from pentimento.domain.demand import NOTHING_KEPT, AdapterDemand, KeptQuality, PoolDemand, StartShare
 from pentimento.domain.fleet import Replica, ReplicaKind, ReplicaReport
-from pentimento.domain.kept_quality import NOTHING_KEPT, KeptQuality
 from pentimento.domain.thinned_steps import ThinnableSteps
 from pentimento.policies.plan.demand import (
     DemandWindow,

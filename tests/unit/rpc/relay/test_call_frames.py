@@ -10,7 +10,7 @@ from h2.connection import H2Connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pentimento.rpc.relay.call_frames import AnswerFrames, CallFrames
+from pentimento.rpc.relay.connection import AnswerFrames, CallFrames
 
 FIELDS = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), (":authority", "x"), ("te", "trailers")]
 # Acts of a client on a connection, in order; a message or a trailer belongs to the last call.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pentimento.domain.kept_quality import KeptQuality, added_up, kept_share
+from pentimento.domain.demand import KeptQuality, added_up, kept_share
 from pentimento.policies.plan.inputs import Decision, ModelDemand, PlanInput
 from pentimento.policies.plan.joint.forecast import DemandForecast
 from pentimento.policies.plan.joint.policy import JointMemory, JointPolicy
