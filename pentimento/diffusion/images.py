@@ -19,6 +19,7 @@ from torch.nn.functional import adaptive_max_pool2d
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.images import read_header
+from pentimento.images.container import IMAGE_FORMATS
 from pentimento.images.decoding import decode, decode_with_mask, resized
 from pentimento.images.decoding import decode_mask as decode_grey_mask
 from pentimento.images.png_chunks import png_chunk, png_file
@@ -75,7 +76,6 @@ NOTHING_WHITE = "must be white somewhere, where the image may change; it is all 
 NOTHING_TRANSPARENT = (
     "must be transparent somewhere, where the image may change; no pixel of its alpha channel is below 128 of 255"
 )
-IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 
 
 def encode_pixels(

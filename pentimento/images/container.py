@@ -1,8 +1,10 @@
-"""Share the limit and the error of the containers' readers, and read the orientation from EXIF (CIPA DC-008): cameras
-store the sensor's image, and note there how to turn it."""
+"""Share the formats, the limit and the error of the containers' readers, and read the orientation from EXIF (CIPA
+DC-008): cameras store the sensor's image, and note there how to turn it."""
 
 import struct
 
+# Formats of images, by Pillow's names.
+IMAGE_FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
 # More parts than any encoder writes for an image of a few megabytes; walking them takes milliseconds.
 MAX_PARTS = 4096
 

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.settings.declaration import Setting, SettingsError
-from pentimento.settings.removed import why_removed
 
 COMMON = "common"
 CONFIG_VARIABLE = "PENTIMENTO_CONFIG"
@@ -39,6 +38,8 @@ class FlagParser(argparse.ArgumentParser):
     """Parse flags with argparse; its errors become a SettingsError of one line."""
 
     def error(self, message: str) -> NoReturn:
+        from pentimento.settings.removed import why_removed  # read for a fault only
+
         raise SettingsError(message + why_removed(message))
 
 
@@ -136,6 +137,8 @@ def accept_names(section: str, found: Mapping[str, str], settings: Mapping[str, 
     for name, spelt in found.items():
         if name in settings:
             continue
+        from pentimento.settings.removed import why_removed
+
         why = why_removed(name) or hint(name, settings)
         if section != COMMON or why_removed(name) or (name not in ALIKE and why):
             raise SettingsError(f"unknown {what} {spelt}{why}")

@@ -242,9 +242,9 @@ def _fields(kind: type, message: type[Message]) -> Iterator[Field | RuledField |
     """Yield the fields in the order of the class. Raises TypeError for a field that only one side has."""
     descriptors: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
     lacking = set(descriptors) - MESSAGE_ONLY.get(message, frozenset())
-    class_only = CLASS_ONLY.get((kind, message), frozenset())
+    class_only = CLASS_ONLY.get((kind.__name__, message), frozenset())
     for shape in fields_of(kind):
-        rule = EXCEPTIONS.get((kind, shape.name))
+        rule = EXCEPTIONS.get(f"{kind.__name__}.{shape.name}")
         lacking -= set(rule.fields if rule else (shape.name,))
         if rule:
             yield RuledField(shape.name, rule)

@@ -12,12 +12,9 @@ from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
-from pentimento.domain.erasure import Erasure
 from pentimento.domain.errors import InvalidArgument, PentimentoError, class_of_code
-from pentimento.domain.fleet import Capability, ModelCost
-from pentimento.domain.generation import FromLatent, ObjectReference
-from pentimento.domain.image_request import ImageFailed, RequestStatus
-from pentimento.domain.tenants import Tenant, TenantKey, UsagePeriod
+from pentimento.domain.fleet import Capability
+from pentimento.domain.generation import ObjectReference
 
 
 @dataclass(frozen=True)
@@ -69,22 +66,22 @@ def _millis(field: str, *, may_be_absent: bool = False) -> FieldRule:
     return FieldRule((field,), write, read)
 
 
-EXCEPTIONS: Mapping[tuple[type, str], FieldRule] = {
-    (FromLatent, "latent"): FieldRule(("latent",), lambda latent: {"latent": {"object": vars(latent)}}, _stored),
-    (ModelCost, "run_s"): FieldRule(("batches",), _write_runs, _runs),
-    (ImageFailed, "error"): FieldRule(("code", "reason", "message", "retry_after_ms"), _write_error, _error),
-    (Tenant, "created_at"): _millis("created_at_ms"),
-    (TenantKey, "created_at"): _millis("created_at_ms"),
-    (TenantKey, "expires_at"): _millis("expires_at_ms", may_be_absent=True),
-    (TenantKey, "revoked_at"): _millis("revoked_at_ms", may_be_absent=True),
-    (Erasure, "deleted_at"): _millis("deleted_at_ms"),
-    (Erasure, "began_at"): _millis("began_at_ms", may_be_absent=True),
-    (Erasure, "finished_at"): _millis("finished_at_ms", may_be_absent=True),
-    (UsagePeriod, "start_at"): FieldRule(
+EXCEPTIONS: Mapping[str, FieldRule] = {
+    "FromLatent.latent": FieldRule(("latent",), lambda latent: {"latent": {"object": vars(latent)}}, _stored),
+    "ModelCost.run_s": FieldRule(("batches",), _write_runs, _runs),
+    "ImageFailed.error": FieldRule(("code", "reason", "message", "retry_after_ms"), _write_error, _error),
+    "Tenant.created_at": _millis("created_at_ms"),
+    "TenantKey.created_at": _millis("created_at_ms"),
+    "TenantKey.expires_at": _millis("expires_at_ms", may_be_absent=True),
+    "TenantKey.revoked_at": _millis("revoked_at_ms", may_be_absent=True),
+    "Erasure.deleted_at": _millis("deleted_at_ms"),
+    "Erasure.began_at": _millis("began_at_ms", may_be_absent=True),
+    "Erasure.finished_at": _millis("finished_at_ms", may_be_absent=True),
+    "UsagePeriod.start_at": FieldRule(
         ("start_at_ms",), lambda hour_at: {"start_at_ms": hour_at * 1000}, lambda message: message.start_at_ms // 1000
     ),
 }
-"""Fields with a rule of their own."""
+"""Fields with a rule of their own, by class and field: names, so that a process imports the classes that it sends."""
 
 MESSAGE_ONLY: Mapping[type[Message], frozenset[str]] = {
     gateway_pb.ReserveRequest: frozenset({"scope", "attempt"}),
@@ -95,9 +92,9 @@ MESSAGE_ONLY: Mapping[type[Message], frozenset[str]] = {
 }
 """Fields of messages that no class has: their callers read and write them."""
 
-CLASS_ONLY: Mapping[tuple[type, type[Message]], frozenset[str]] = {
-    (Tenant, tenants_pb.Tenant): frozenset({"tenant_id"}),
-    (RequestStatus, image_pb.ImageStatus): frozenset({"images", "summary", "webhook"}),
+CLASS_ONLY: Mapping[tuple[str, type[Message]], frozenset[str]] = {
+    ("Tenant", tenants_pb.Tenant): frozenset({"tenant_id"}),
+    ("RequestStatus", image_pb.ImageStatus): frozenset({"images", "summary", "webhook"}),
 }
 """Fields of classes that one of their messages lacks. They are read as their defaults."""
 

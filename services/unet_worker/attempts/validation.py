@@ -22,12 +22,11 @@ from pentimento.domain.generation import (
     Route,
     Start,
 )
-from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.prompt_syntax import WEIGHTED_FAMILIES, parse_prompt
 from pentimento.domain.thinned_steps import check_thinned_steps
+from pentimento.images.container import IMAGE_FORMATS
 from services.unet_worker.attempts.order import ExecuteOrder
 
-IMAGE_FORMATS = tuple(image_format.value for image_format in ImageFormat)
 MAX_PROMPT_CHARS = 10_000
 MAX_GUIDANCE_SCALE = 100.0
 MAX_LORA_SCALE = 100.0

@@ -30,7 +30,6 @@ from pentimento.domain.fleet import Capability, HeldModel
 from pentimento.domain.weights import ModelChange, ShortModel
 from pentimento.files.file_sums import file_sums_in
 from pentimento.policies.components import Utility
-from pentimento.profiles.document import ProfileKind
 from pentimento.rpc.channel import channel_opener
 from pentimento.rpc.process import started_pool
 from pentimento.service.credits import BusyMeter
@@ -348,7 +347,7 @@ def _reused_step_share(
     settings: UnetWorkerSettings,
 ) -> float:
     """Measure a step with reused features, if a profile allows such steps; 0 without one."""
-    found = profiles.read_profiles(settings.profiles).of(ProfileKind.FEATURES) if settings.profiles else ()
+    found = profiles.read_profiles(settings.profiles).of(profiles.ProfileKind.FEATURES) if settings.profiles else ()
     if all(profile.of.model_digest != model.info.model_digest for profile in found):
         return 0.0
     return engine.call(partial(reused_step_share, model, denoiser, key, step_s)).result()

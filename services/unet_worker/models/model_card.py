@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pentimento.profiles as profiles
 from pentimento.devices.choices import CompileMode
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import BadCheckpoint
@@ -15,11 +16,11 @@ from pentimento.domain.adapters import ANY_DIGEST, split_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.files.model_files import found_model, model_name
-from pentimento.profiles.costs import ModelProfile, read_costs, run_seconds
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 
 if TYPE_CHECKING:
     from pentimento.diffusion.families import LoadedModelInfo
+    from pentimento.profiles import ModelProfile
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,10 @@ def _has_components(directory: Path) -> bool:
         return False  # reported when the checkpoint is checked
 
 
-def usual_cost(model: Path, profile: ModelProfile, steps: int, guidance: float) -> ModelCost:
+def usual_cost(model: Path, profile: "ModelProfile", steps: int, guidance: float) -> ModelCost:
     """Return the costs in a profile of `model` for images of the first profiled size, with those steps and guidance."""
     first, guided = profile.batches[0], usual_settings(model).is_guided(guidance)
-    run_s = run_seconds(profile, first.width_px, first.height_px, guided=guided, steps=steps)
+    run_s = profiles.run_seconds(profile, first.width_px, first.height_px, guided=guided, steps=steps)
     size = profile.size(first.width_px, first.height_px)
     return ModelCost(
         profile.model,
@@ -160,10 +161,10 @@ def model_costs(models: Mapping[str, UnetWorkerSettings]) -> tuple[ModelCost, ..
     """Return the models' costs from files, or directories of files, for images of the first profiled size, with the
     usual steps and guidance. Raises InvalidArgument for a file that is not a profile."""
     paths = {path for settings in models.values() for path in settings.profiles}
-    found = read_costs(sorted(paths))
+    found = profiles.read_costs(sorted(paths)) if paths else ()
     return tuple(_cost(profile, models[profile.model]) for profile in found if profile.model in models)
 
 
-def _cost(profile: ModelProfile, settings: UnetWorkerSettings) -> ModelCost:
+def _cost(profile: "ModelProfile", settings: UnetWorkerSettings) -> ModelCost:
     cost = usual_cost(settings.model, profile, *usual_of(settings.model))
     return replace(cost, run_s=tuple((size, seconds) for size, seconds in cost.run_s if size <= settings.max_batch))

@@ -142,7 +142,7 @@ async def test_change_outside_reports_is_registered_again() -> None:
     assert controller.calls[: len(told)] == list(told)
 
 
-async def test_news_receives_controller_client_and_answered_reports(monkeypatch: pytest.MonkeyPatch):
+async def test_news_receives_registrations_and_answered_reports(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(controller_client, "CALL_TIMEOUT_S", 0.2)
     controller = ScriptedController([LEASE], [1, asyncio.sleep, AWAY, 1, GONE, 1])
     told: list[str] = []
