@@ -35,7 +35,7 @@ from lab.runs.intervals import ratio_of_sums
 from lab.runs.measure import Figure, informative, measured, parse_options, publish
 from pentimento.devices.choices import LatentFormat
 from pentimento.diffusion.denoising import DenoisingRequest, LatentStart, NoiseStart
-from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
+from pentimento.diffusion.images import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.weights import quiet_loaders
 from pentimento.images.decoding import decode
 from services.embedder.model import open_model

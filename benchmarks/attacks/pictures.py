@@ -13,7 +13,7 @@ from benchmarks.attacks.target import EMBEDDER, Answers, AttackTarget, call_with
 from pentimento.api.embedder.v1 import embedder_service_pb2
 from pentimento.clients.image import ImageClient
 from pentimento.domain.generation import InitImage
-from pentimento.images.png_chunks import SIGNATURE, png_chunk, png_file
+from pentimento.images.png import SIGNATURE, png_chunk, png_file
 
 LIMIT_S = 20.0
 GREY, RGB = 0, 2

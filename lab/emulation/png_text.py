@@ -7,7 +7,7 @@ confidence and the image's quality.
 import struct
 import zlib
 
-from pentimento.images.png_chunks import HEADER_END, SIGNATURE, leading_chunks, png_chunk, png_file
+from pentimento.images.png import HEADER_END, SIGNATURE, leading_chunks, png_chunk, png_file
 
 
 def with_text(png: bytes, keyword: str, text: str) -> bytes:

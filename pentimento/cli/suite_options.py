@@ -18,8 +18,7 @@ from pentimento.cli.suite_running import with_free_port
 from pentimento.files.discriminator_records import check_informative
 from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
-from pentimento.settings.loading import setting_of
-from pentimento.settings.sources import COMMON
+from pentimento.settings.loading import COMMON, setting_of
 from pentimento.supervisor.devices import read_devices, read_places
 from pentimento.supervisor.models import (
     DEFAULT_MODEL,

@@ -2,7 +2,7 @@
 
 Only JSON, tokenizer text and safetensors files of allowed components are ever opened. Pickles (*.bin, *.pt, *.ckpt) may
 be present and are not opened. Weights are stored in their components' directories or, as model sites distribute them,
-in one safetensors file next to model_index.json. `single_file` opens such a file without a directory.
+in one safetensors file next to model_index.json. `allow_list` opens such a file without a directory.
 """
 
 import hashlib

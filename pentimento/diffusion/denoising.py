@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pentimento.diffusion.denoising_sources import ControlSource, GuidancePeer, LoraSource
+from pentimento.diffusion.denoising_sources import ControlSource, GuidancePeer, HalfStart, LoraSource
 from pentimento.diffusion.families.image_prompts import ImagePrompt, stack_image_prompts
 from pentimento.diffusion.families.model import Conditioning, DenoiserInput, DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
-from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.inpainting import KnownRegion, cells_of, kept_pixels, masked_channels
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.loras.patching import stack_adapters

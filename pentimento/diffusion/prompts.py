@@ -1,14 +1,22 @@
 """Encode prompts to text states, memoised: users try a prompt with many seeds, and guided requests share the empty
-one."""
+one.
 
+The word of an inversion in a LoRA's file (`bundle_emb`) means its vectors in requests with that LoRA alone. So the text
+encoders get the vectors under another token, which replaces the word in the prompts of requests with the LoRA.
+"""
+
+import hashlib
+import re
 from collections import OrderedDict
 from contextlib import ExitStack
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from pentimento.diffusion.families.model import DiffusionModel, PromptStates
+from pentimento.diffusion.inversions import Inversion
 from pentimento.diffusion.loras.lora import AdapterSet, set_key
 from pentimento.diffusion.loras.patching import patched_copies
-from pentimento.diffusion.loras.words import LoraWords
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import InvalidArgument, ResourceExhausted
 from pentimento.domain.generation import GenerationSpec
 from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS, WeightedPrompt, parse_prompt
 
@@ -16,8 +24,9 @@ from pentimento.domain.prompt_syntax import MAX_PROMPT_CHUNKS, WeightedPrompt, p
 Text = str | WeightedPrompt
 _Key = tuple[Text, int, bool, int, tuple[tuple[tuple[str, float], ...], ...]]
 
-
 KEPT_PROMPTS = 256
+# Words of all LoRAs that one process has read: each takes rows of the text encoders' tables.
+MAX_WORDS = 1024
 
 
 def read_prompts(model: DiffusionModel, spec: GenerationSpec, *, guided: bool) -> tuple[Text, Text, int]:
@@ -82,3 +91,39 @@ class PromptMemo:
         if isinstance(prompt, str):
             return self._model.encode_prompt(prompt, negative=negative, clip_skip=clip_skip)
         return self._model.encode_weighted(prompt, chunk_count, negative=negative, clip_skip=clip_skip)
+
+
+# For each model the token that stands for a word, by the LoRA's digest and the word.
+_TOKENS: "WeakKeyDictionary[DiffusionModel, dict[tuple[str, str], str]]" = WeakKeyDictionary()
+
+
+class LoraWords:
+    """Add the inversions of LoRAs to a model as requests need them. One thread only."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self._model = model
+        self._tokens = _TOKENS.setdefault(model, {})
+
+    def replaced(self, spec: GenerationSpec, adapters: AdapterSet) -> GenerationSpec:
+        """Return the request with the words of its LoRAs replaced in both prompts. Where two LoRAs have one word, the
+        first wins. Raises ResourceExhausted for more words than a process holds."""
+        for one in adapters:
+            for inversion in one.lora.words if one.weight else ():
+                # A word, not a part of a longer one.
+                word = re.compile(rf"(?<!\w){re.escape(inversion.word)}(?!\w)")
+                if word.search(spec.prompt) or word.search(spec.negative_prompt):
+                    token = self._token(one.lora.digest, inversion)
+                    prompts = (word.sub(token, prompt) for prompt in (spec.prompt, spec.negative_prompt))
+                    spec = replace(spec, prompt=next(prompts), negative_prompt=next(prompts))
+        return spec
+
+    def _token(self, digest: str, inversion: Inversion) -> str:
+        key = (digest, inversion.word)
+        if key not in self._tokens:
+            if len(self._tokens) >= MAX_WORDS:
+                message = f"this worker holds {MAX_WORDS} embeddings of LoRAs, its most, until it restarts"
+                raise ResourceExhausted("TOO_MANY_EMBEDDINGS", message)
+            token = "lora" + hashlib.sha256(f"{digest} {inversion.word}".encode()).hexdigest()[:16]
+            self._model.add_inversion(replace(inversion, word=token))
+            self._tokens[key] = token
+        return self._tokens[key]

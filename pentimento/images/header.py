@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.images import jpeg, png, png_chunks, webp
+from pentimento.images import jpeg, png, webp
 from pentimento.images.container import FIRST_ON_ITS_SIDE, UPRIGHT, BadImage
 
 # A 4K screen. Decoding takes at most some 170 MB, for any format.
@@ -76,7 +76,7 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _format(data: bytes) -> str | None:
-    if data.startswith(png_chunks.SIGNATURE):
+    if data.startswith(png.SIGNATURE):
         return "png"
     if data.startswith(jpeg.MAGIC):
         return "jpeg"

@@ -14,7 +14,7 @@ from pentimento.domain.errors import Internal, InvalidArgument
 from pentimento.domain.generation import Provenance
 from pentimento.domain.image_request import Accepted, Completed, GenerateEvent, ImageFailed, ImageFormat
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.images.png_chunks import (
+from pentimento.images.png import (
     PROVENANCE_PREFIX,
     SIGNATURE,
     is_signed,

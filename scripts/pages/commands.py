@@ -13,8 +13,7 @@ import yaml
 from pentimento.cli import cli
 from pentimento.cli.programs import SERVICES, ZOO
 from pentimento.settings.declaration import SettingsError, by_name
-from pentimento.settings.loading import value_of
-from pentimento.settings.sources import from_flags
+from pentimento.settings.loading import from_flags, value_of
 
 from .blocks import ROOT
 from .calls import NoSuchCall, check_curl, check_grpcurl

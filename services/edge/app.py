@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, Router
 from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import Cancelled, NotFound
 from pentimento.rpc.errors import shutting_down
-from pentimento.stores.objects.signed_paths import FILES_PATH
+from pentimento.stores.objects.store import FILES_PATH
 from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, begin_call
 from services.edge.api.answers import ModelDocument, model_documents
 from services.edge.api.bodies import API_NAMES

@@ -15,7 +15,7 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.rpc.watched_file import kept_signing_keys
 from pentimento.stores.errors import ObjectMissing
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
+from pentimento.stores.objects.store import FILES_PATH, PathSigner, SignedFile
 from services.edge.http.answers import Receive, Scope, Send, client_has, matches_any
 from services.edge.http.bounded import CUT_OFF_EXTENSION
 from services.edge.parts import EdgeParts

@@ -40,7 +40,7 @@ from pentimento.service.lease import LedgerLease
 from pentimento.stores.ledger import Journal
 from pentimento.stores.ledger.journal.webhooks import JournalWebhooks
 from pentimento.stores.objects import open_objects
-from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.store import PathSigner
 from pentimento.stores.objects.suspects import Suspects
 from services.frontdoor.answers.delivery import Deliveries, RecordedAnswers
 from services.frontdoor.identity import Identity, build_version

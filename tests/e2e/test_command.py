@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageStat
 
-from pentimento.images.png_chunks import HEADER_END, png_chunk
+from pentimento.images.png import HEADER_END, png_chunk
 from pentimento.sdk.generated_image import read_provenance, without_provenance
 from pentimento.supervisor.local import LocalSuite
 from pentimento.supervisor.models import WEIGHTS

@@ -5,18 +5,17 @@ at any step. `pentimento.policies.step_batching` chooses the requests of the nex
 | --- | --- |
 | `thread` | the thread: takes requests, wakes, waits, closes |
 | `loop` | one step of one batch, in ten lines |
-| `rows` | the buffers of a group's forward passes, and stacked residuals |
+| `rows` | the buffers of a group's forward passes, stacked residuals, LoRAs |
 | `job` | one request inside the engine, the handle that stops it, listeners and observers |
 | `pairing` | guidance halves computed on a peer |
 | `denoiser` | the forward pass, eager or compiled |
-| `feature_reuse` | which rows run the whole network, and which its outer layers on earlier deep features |
+| `split_passes` | parts of passes: until a residual is missing, or the outer layers on earlier deep features |
 | `captured` | forward passes recorded as CUDA graphs |
 | `probe` | how many requests fit, by the memory of a forward pass, measured before serving |
 """
 
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.engine.denoiser import CompiledDenoiser, Denoiser, batch_sizes_up_to
-from pentimento.diffusion.engine.feature_reuse import has_features, reused_step_share
 from pentimento.diffusion.engine.job import BatchReport, DenoisingListener, EngineJob, EngineObserver, FinishedDenoising
 from pentimento.diffusion.engine.loop import EngineSettings, StepLoop
 from pentimento.diffusion.engine.probe import (
@@ -27,6 +26,7 @@ from pentimento.diffusion.engine.probe import (
     MemoryProbe,
     ProbedMemory,
 )
+from pentimento.diffusion.engine.split_passes import has_features, reused_step_share
 from pentimento.diffusion.engine.thread import StepEngine
 
 __all__ = [

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from pentimento.diffusion.denoising import Denoising, DenoisingRequest, model_input, thin
+from pentimento.diffusion.denoising_sources import HalfStart
 from pentimento.diffusion.families.model import BatchKey, ControlResiduals, DenoiserEncoding, DiffusionModel
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
-from pentimento.diffusion.guidance_half import HalfStart
 from pentimento.diffusion.loras.lora import AdapterSet
 from pentimento.diffusion.schedulers import SamplerState
 from pentimento.domain.errors import DEADLINE_PASSED, DeadlineExceeded, PentimentoError

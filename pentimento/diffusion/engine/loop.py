@@ -19,9 +19,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest, condition_anew, prepare, take_step
-from pentimento.diffusion.engine.adapting import DenoiserAdapters
 from pentimento.diffusion.engine.denoiser import Denoiser
-from pentimento.diffusion.engine.feature_reuse import by_pass, predicted
 from pentimento.diffusion.engine.job import BatchReport, DenoisingListener, EngineJob, EngineObserver
 from pentimento.diffusion.engine.pairing import GuidancePairs
 from pentimento.diffusion.engine.probe import (
@@ -32,8 +30,8 @@ from pentimento.diffusion.engine.probe import (
     not_finite,
     release_unused,
 )
-from pentimento.diffusion.engine.rows import RowBuffers
-from pentimento.diffusion.engine.split_passes import SplitPasses
+from pentimento.diffusion.engine.rows import DenoiserAdapters, RowBuffers
+from pentimento.diffusion.engine.split_passes import SplitPasses, by_pass, predicted
 from pentimento.diffusion.families.model import BatchKey, DiffusionModel
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.domain.errors import PentimentoError

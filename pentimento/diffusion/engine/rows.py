@@ -1,4 +1,4 @@
-"""Hold the rows of one group's forward passes in buffers that are allocated once.
+"""Hold the rows of one group's forward passes in buffers that are allocated once, and apply their LoRAs.
 
 A request occupies a slot while it is in the batch; its conditioning is copied there when it enters, its latent and
 timestep before each step. Slots are filled from the front, so that a batch is always the buffers' first rows: the last
@@ -7,6 +7,10 @@ the same bits.
 
 Rows of requests without ControlNet residuals get zeros, which leaves their prediction unchanged. If no request has
 residuals, the forward pass receives none.
+
+LoRAs are patched into the weights if all running requests share one set, else applied by row. LoHa, LoKr and DoRA have
+no small factors, so a row cannot have them apart: requests with them run in separate passes, with the weights patched
+for each.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +31,9 @@ from pentimento.diffusion.families.model import (
     filled_up,
 )
 from pentimento.diffusion.families.row_updates import PerSampleAdapters
-from pentimento.diffusion.loras.patching import stack_adapters
+from pentimento.diffusion.loras.lora import patched_key, set_key
+from pentimento.diffusion.loras.patching import RowUpdates, WeightPatch, stack_adapters
+from pentimento.diffusion.packed_weights import is_packed
 from pentimento.diffusion.schedulers import SamplerState, Schedule
 
 
@@ -207,3 +213,40 @@ def _like(example: Conditioning, rows: int) -> Conditioning:
 def _slots(buffers: Conditioning, rows_each: int) -> list[tuple[Tensor, ...]]:
     """Return the views of all present parts, by slot."""
     return list(zip(*(part.split(rows_each) for part in buffers.parts if part is not None), strict=True))
+
+
+class DenoiserAdapters:
+    """Hold the denoiser's LoRAs. A patch costs one product per layer once, and nothing in a step; an adapter row
+    outside the weights costs a few percent of every step, and lets a batch mix sets. One thread only."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self._component = next(iter(model.adaptable))
+        # Packed weights cannot be changed in place: every set runs by row.
+        self._patches = not is_packed(model.denoiser)
+        self._patch = WeightPatch(model.denoiser, self._component, model.forget_time_terms)
+        self._rows = RowUpdates(model.device, model.dtype)
+
+    def patched(self, job: EngineJob) -> tuple[tuple[str, float], ...]:
+        """Return the key of the request's LoRAs if the weights must have them; empty if a row can have them apart."""
+        return patched_key(job.adapters, self._component)
+
+    def settle(self, jobs: Sequence[EngineJob]) -> None:
+        """Patch the weights with the set that all `jobs` share; restore the base weights if their sets differ. Packed
+        weights stay unchanged."""
+        if not self._patches:
+            return
+        sets = {set_key(job.adapters, self._component): job.adapters for job in jobs}
+        self._patch.hold(next(iter(sets.values())) if len(sets) == 1 else ())
+
+    def row(self, job: EngineJob) -> PerSampleAdapters | None:
+        """Return the request's LoRAs as one adapter row; None if the weights hold its set. Call it only after `settle`
+        with the request among its jobs."""
+        return None if self._patch.holds(job.adapters) else self._rows.of(job.adapters, self._component)
+
+    def forget_but(self, jobs: Sequence[EngineJob]) -> bool:
+        """Drop the adapter rows that none of the jobs uses; return whether any were dropped."""
+        return self._rows.forget_but([job.adapter_row for job in jobs])
+
+    def restore(self) -> None:
+        """Restore the network's base weights."""
+        self._patch.hold(())

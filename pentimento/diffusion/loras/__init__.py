@@ -7,7 +7,6 @@
 | `patching` | adds LoRAs to the weights, and restores the weights; adds them next to the weights, per row |
 | `loading` | loads LoRAs while the first steps run |
 | `key_names`, `transformer_names` | map the layer names of each file format |
-| `words` | reads embeddings inside files, and replaces their words in prompts |
 """
 
 from typing import TYPE_CHECKING

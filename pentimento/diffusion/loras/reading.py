@@ -1,7 +1,8 @@
 """Read LoRA files and validate them before use: safetensors only, complete, and for this base model.
 
 A file is read once, when its LoRA is requested: the bytes that are validated and digested are the bytes that are used,
-even if the file changes. Before that, its header decides whether it fits.
+even if the file changes. Before that, its header decides whether it fits. Textual inversions
+in a file (`bundle_emb`) are read with it.
 """
 
 import math
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pentimento.diffusion.inversions import MAX_VECTORS, Inversion
 from pentimento.diffusion.loras.files import (
     LoraFile,
     StatedAlphas,
@@ -27,7 +29,6 @@ from pentimento.diffusion.loras.files import (
 from pentimento.diffusion.loras.key_names import FactorKey, key_names
 from pentimento.diffusion.loras.lora import BadLora, BaseLayers, LayerChange, Lora, built_change
 from pentimento.diffusion.loras.transformer_names import LayerPlace, shape_of
-from pentimento.diffusion.loras.words import check_words, words_of
 from pentimento.diffusion.tensor_files import DTYPES
 from pentimento.domain.reasons import Reason
 from pentimento.files.file_sums import FileSums
@@ -44,6 +45,11 @@ from pentimento.files.lora_headers import (
 from pentimento.files.safetensors_header import SafetensorsHeader, judge_safetensors
 
 _NAMED_KEYS = 3
+# Keys of a word's vectors, with the text encoder that reads them, by family.
+_ENCODERS = {
+    "stable_diffusion": {"": "text_encoder"},
+    "stable_diffusion_xl": {"clip_l": "text_encoder", "clip_g": "text_encoder_2"},
+}
 
 
 @dataclass(frozen=True)
@@ -297,3 +303,47 @@ def _alpha(where: str, stored: Tensor) -> float:
     if stored.numel() != 1 or not math.isfinite(stored.item()):
         raise BadLora(f"{where}: its alpha is no finite number")
     return float(stored.item())
+
+
+def check_words(file_name: str, shapes: Mapping[str, Shape], base: BaseLayers) -> None:
+    """Check the inversions among a file's tensors by their shapes. Raises BadLora for a family without them, and for
+    other keys, numbers of vectors or widths than the model's."""
+    words: dict[str, dict[str, str]] = {}
+    for key in shapes:
+        if (found := bundled_word(key)) is not None:
+            words.setdefault(found[0], {})[found[1]] = key
+    encoders = _ENCODERS.get(base.family)
+    if words and encoders is None:
+        message = f"{file_name}: it has embeddings, which are read for {' and '.join(_ENCODERS)}"
+        raise BadLora(message, Reason.UNSUPPORTED_LORA)
+    for word, keys in words.items():
+        where = f"{file_name}: the embedding {word[:60]!r}"
+        if encoders is None or keys.keys() != encoders.keys():
+            wanted = " and ".join(key or "string_to_param" for key in encoders or ())
+            raise BadLora(f"{where} must have {wanted}, got {sorted(keys)}", Reason.LORA_MISMATCH)
+        counts = {_check_vectors(where, shapes[key], _width(base, encoders[part])) for part, key in keys.items()}
+        if len(counts) > 1:
+            raise BadLora(f"{where} must have equal numbers of vectors for each text encoder")
+
+
+def _check_vectors(where: str, shape: Shape, width: int) -> int:
+    count = shape[0] if len(shape) == 2 else 1
+    if shape[-1:] != (width,) or len(shape) not in (1, 2) or not 1 <= count <= MAX_VECTORS:
+        limit = f"must be 1 to {MAX_VECTORS} vectors of {width} values"
+        raise BadLora(f"{where} {limit}, got {list(shape)[:4]}", Reason.LORA_MISMATCH)
+    return count
+
+
+def _width(base: BaseLayers, encoder: str) -> int:
+    shapes = base.shapes[encoder]
+    return next(shape[1] for name, shape in shapes.items() if name.endswith("q_proj"))
+
+
+def words_of(file_name: str, tensors: Mapping[str, Tensor]) -> tuple[Inversion, ...]:
+    """Return the inversions among a file's checked tensors."""
+    words: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if (found := bundled_word(key)) is not None:
+            vectors = tensor.view(1, -1) if tensor.ndim == 1 else tensor
+            words.setdefault(found[0], {})[found[1]] = vectors
+    return tuple(Inversion(word, vectors, file_name) for word, vectors in words.items())

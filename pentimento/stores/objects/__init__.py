@@ -4,8 +4,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pentimento.domain.errors import InvalidArgument
-from pentimento.stores.objects.signed_paths import CurrentSigner
-from pentimento.stores.objects.store import ObjectStore
+from pentimento.stores.objects.store import CurrentSigner, ObjectStore
 
 __all__ = ["ObjectStore", "open_objects"]
 

@@ -29,9 +29,9 @@ from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.files.private_files import close_to_others, flush, make_private_directory
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, disk_errors
-from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
     CheckReference,
+    CurrentSigner,
     DigestedFile,
     Readable,
     StoreUsage,
@@ -43,6 +43,7 @@ from pentimento.stores.objects.store import (
     check_size,
     is_corrupt,
     is_key,
+    presigned_path,
     refer_to,
     verify,
 )

@@ -25,9 +25,9 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.jobs import ResultUrlServer
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing, StoreFull, StoreUnavailable
-from pentimento.stores.objects.signed_paths import CurrentSigner, presigned_path
 from pentimento.stores.objects.store import (
     CheckReference,
+    CurrentSigner,
     DigestedFile,
     Readable,
     StoreUsage,
@@ -39,6 +39,7 @@ from pentimento.stores.objects.store import (
     check_size,
     is_corrupt,
     is_key,
+    presigned_path,
     refer_to,
     verify,
 )

@@ -19,7 +19,7 @@ from typing import Any
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.generation import FromImage, FromLatent, Provenance
 from pentimento.domain.image_request import ImageFormat
-from pentimento.images.png_chunks import provenance_chunk, with_chunk
+from pentimento.images.png import provenance_chunk, with_chunk
 from pentimento.rpc.process import started_pool
 from pentimento.rpc.watched_file import KeptReading
 from pentimento.settings import SettingsError

@@ -11,7 +11,7 @@ from pentimento.devices.choices import LatentFormat
 from pentimento.diffusion.denoising import DenoisingRequest
 from pentimento.diffusion.engine import DenoisingListener, FinishedDenoising, StepEngine
 from pentimento.diffusion.families.image_prompts import ImagePrompt
-from pentimento.diffusion.latents import latent_to_bytes
+from pentimento.diffusion.images import latent_to_bytes
 from pentimento.diffusion.loras.loading import LoadingLoras
 from pentimento.domain.errors import Cancelled, PentimentoError
 from pentimento.domain.execution import AttemptResult, ExecuteEvent, PlaceYielded, Started, StepProgress

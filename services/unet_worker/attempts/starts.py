@@ -15,8 +15,13 @@ from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingStart, ImageStart, LatentStart, NoiseStart, schedule_for
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.images import decode_mask, decode_pixels, decode_pixels_and_mask
-from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes
+from pentimento.diffusion.images import (
+    UnknownLatentFormat,
+    decode_mask,
+    decode_pixels,
+    decode_pixels_and_mask,
+    latent_from_bytes,
+)
 from pentimento.diffusion.schedulers import first_img2img_step, nearest_step
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import (

@@ -15,7 +15,6 @@ from typing import TypeVar
 import torch
 
 from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice, TextEncoderPlace, WeightStorage
-from pentimento.diffusion import kernels
 from pentimento.diffusion.allow_list import check_checkpoint
 from pentimento.diffusion.checkpoint import Checkpoint
 from pentimento.diffusion.device import (
@@ -78,9 +77,12 @@ def completed(model: DiffusionModel, mode: CompileMode, embeddings: Path | None,
         raise FailedPrecondition("TILE_TOO_SMALL", f"tile_px={tile_px}: {error}") from None
     if embeddings is not None:
         add_inversions(model, embeddings)
-    if mode is not CompileMode.OFF and (usual := kernels.usual_kernels(model.device)) is not None:
-        replaced = sum(len(kernels.fuse(network, usual)) for network in (model.denoiser, model.picture_decoder))
-        logger.info("%d layers replaced by fused ones", replaced)
+    if mode is not CompileMode.OFF:
+        from pentimento.diffusion.kernels import fuse, usual_kernels  # most networks run without them
+
+        if (kernels := usual_kernels(model.device)) is not None:
+            replaced = sum(len(fuse(network, kernels)) for network in (model.denoiser, model.picture_decoder))
+            logger.info("%d layers replaced by fused ones", replaced)
     return model
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.denoising_sources import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.engine import DenoisingListener, EngineJob, StepEngine
 from pentimento.diffusion.families import Conditioning, DiffusionModel
-from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.domain.adapters import ADAPTER_NAME_RULE, is_adapter_name, is_digest
 from pentimento.domain.errors import (
     Cancelled,

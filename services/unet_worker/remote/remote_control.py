@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pentimento.clients.controlnet import ResidualStreamRequest
 from pentimento.diffusion.controlnets import ControlSetting
-from pentimento.diffusion.controlnets.edges import edges
 from pentimento.diffusion.engine import StepEngine
 from pentimento.diffusion.families import DiffusionModel
 from pentimento.diffusion.families.model import ControlResiduals, DenoiserInput
@@ -283,6 +282,8 @@ class ConditionEncoder:
             raise InvalidArgument.of("controlnet.preprocessor", limit)
         pixels = await asyncio.to_thread(condition_of_size, image, *size)
         if selection.preprocessor is Preprocessor.EDGES:
+            from pentimento.diffusion.controlnets.edges import edges  # few requests want them
+
             pixels = await asyncio.to_thread(edges, pixels)
 
         def encode() -> Tensor:

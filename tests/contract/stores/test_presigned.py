@@ -11,7 +11,7 @@ import pytest
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 from pentimento.domain.generation import ObjectReference
 from pentimento.stores.objects import ObjectStore, open_objects
-from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
+from pentimento.stores.objects.store import FILES_PATH, PathSigner
 
 SIGNER = PathSigner(b"k" * 32)
 

@@ -15,7 +15,7 @@ from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
-from pentimento.stores.objects.signed_paths import PathSigner, SignedFile
+from pentimento.stores.objects.store import PathSigner, SignedFile
 from tests.integration.frontdoor.inputs import store_away
 
 AT_ONCE = 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lab.fixtures.paced_worker import image_of
-from pentimento.images.png_chunks import png_chunk, png_file
+from pentimento.images.png import png_chunk, png_file
 from tests.integration.edge.conftest import EdgeUnderTest, routes_of
 from tests.integration.edge.sockets import (
     FORM_HEAD,

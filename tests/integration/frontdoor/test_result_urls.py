@@ -11,7 +11,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
-from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner
+from pentimento.stores.objects.store import FILES_PATH, PathSigner
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pentimento.images.png_chunks import png_chunk, png_file
+from pentimento.images.png import png_chunk, png_file
 
 ROOT = Path(__file__).parents[3]
 LARGEST, FLATTEST, TALLEST = (4096, 2048), (12_940, 647), (647, 12_940)

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load, save
 
 from pentimento.devices.choices import LatentFormat
-from pentimento.diffusion.latents import latent_to_bytes
+from pentimento.diffusion.images import latent_to_bytes
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.execution import AttemptResult
 from pentimento.domain.generation import FromLatent, ObjectReference, Scheduler

@@ -15,7 +15,7 @@ from pentimento.cli.options import duration_ms
 from pentimento.cli.replay import have_same_pixels, request_of, told, verdict
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.image_request import PinnedImage, ReplayInput, ReplayRequest
-from pentimento.images.png_chunks import HEADER_END, png_chunk
+from pentimento.images.png import HEADER_END, png_chunk
 
 OPTIONS: dict[str, Any] = {
     "init_image": None,

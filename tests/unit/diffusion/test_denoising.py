@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest, ImageStart, LatentStart, NoiseStart, prepare, schedule_for
 from pentimento.diffusion.families import DiffusionModel
-from pentimento.diffusion.latents import latent_from_bytes, latent_to_bytes
+from pentimento.diffusion.images import latent_from_bytes, latent_to_bytes
 from pentimento.diffusion.prompts import PromptMemo
 from pentimento.diffusion.schedulers import first_img2img_step, nearest_step
 from pentimento.domain.errors import InvalidArgument

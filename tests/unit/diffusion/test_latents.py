@@ -8,7 +8,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pentimento.devices.choices import LatentFormat
-from pentimento.diffusion.latents import UnknownLatentFormat, latent_from_bytes, latent_to_bytes
+from pentimento.diffusion.images import UnknownLatentFormat, latent_from_bytes, latent_to_bytes
 
 SHAPE = (1, 4, 8, 8)
 

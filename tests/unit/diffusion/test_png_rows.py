@@ -13,7 +13,7 @@ from PIL import Image
 
 from pentimento.diffusion import images
 from pentimento.diffusion.images import filtered_rows, png_of_rows
-from pentimento.images.png_chunks import leading_chunks
+from pentimento.images.png import leading_chunks
 
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 PIXELS = arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9), st.just(3)))

@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
-from pentimento.stores.objects.store import refer_to
+from pentimento.stores.objects.store import FILES_PATH, PathSigner, SignedFile, refer_to
 from services.edge.files import AT_ONCE, CHUNK_BYTES, PlacedReader, ReaderPlaces, SignedFiles
 from services.edge.http.bounded import CUT_OFF_EXTENSION
 

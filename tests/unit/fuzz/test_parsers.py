@@ -42,7 +42,7 @@ from pentimento.images.header import check_whole, read_header
 from pentimento.profiles.document import profiles_from_json
 from pentimento.rpc.tokens import parse_tokens, token_entry
 from pentimento.settings import SettingsError
-from pentimento.stores.objects.signed_paths import PathSigner
+from pentimento.stores.objects.store import PathSigner
 from pentimento.wire.codec import decode, encode, to_bytes
 from pentimento.wire.tensors import tensor_from_proto
 from services.frontdoor.journal.recovery import (

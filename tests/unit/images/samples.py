@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from pentimento.images.png_chunks import png_chunk, png_file
+from pentimento.images.png import png_chunk, png_file
 
 
 def encoded(image_format: str, size: tuple[int, int] = (37, 21), mode: str = "RGB", **options: object) -> bytes:

@@ -16,7 +16,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.images import read_header
 from pentimento.images.container import orientation_of
 from pentimento.images.decoding import decode, decode_mask, resized
-from pentimento.images.png_chunks import png_chunk
+from pentimento.images.png import png_chunk
 from tests.unit.images.samples import (
     encoded,
     grey_png,

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.images import ImageHeader, check_whole, read_header
-from pentimento.images.png_chunks import SIGNATURE, png_chunk, png_file
+from pentimento.images.png import SIGNATURE, png_chunk, png_file
 from tests.support.refusals import wrong_refusals
 from tests.unit.images.samples import encoded, grey_png, idat, ihdr, jpeg_parts, riff, segment, vp8x, webp_frame
 

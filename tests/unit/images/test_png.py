@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lab.emulation.png_text import flat_png, text_of, with_text
-from pentimento.images.png_chunks import SIGNATURE, leading_chunks, png_chunk, png_file
+from pentimento.images.png import SIGNATURE, leading_chunks, png_chunk, png_file
 from tests.support.refusals import wrong_refusals
 
 

@@ -26,7 +26,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.image_request import ImageFormat
 from pentimento.domain.provenance_document import provenance_as_json
-from pentimento.images.png_chunks import HEADER_END, png_chunk
+from pentimento.images.png import HEADER_END, png_chunk
 from pentimento.sdk.generated_image import GeneratedImage, read_provenance, with_provenance, without_provenance
 
 

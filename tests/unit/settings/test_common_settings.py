@@ -6,8 +6,7 @@ from enum import Enum
 from pentimento.domain.shapes import item_of, without_none
 from pentimento.settings import SettingsError
 from pentimento.settings.declaration import by_name
-from pentimento.settings.loading import setting_of
-from pentimento.settings.sources import from_environment
+from pentimento.settings.loading import from_environment, setting_of
 from services.controller.settings import ControllerSettings
 from services.controlnet_svc.settings import ControlNetSettings
 from services.discriminator.settings import DiscriminatorSettings

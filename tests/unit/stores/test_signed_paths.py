@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pentimento.domain.errors import PermissionDenied
 from pentimento.domain.generation import ObjectReference
-from pentimento.stores.objects.signed_paths import FILES_PATH, PathSigner, SignedFile
+from pentimento.stores.objects.store import FILES_PATH, PathSigner, SignedFile
 
 NOW = 1_800_000_000
 FILE = SignedFile(ObjectReference("results/0a1b", "sha256:" + "ab" * 32, 4711), "image/png", NOW + 60)

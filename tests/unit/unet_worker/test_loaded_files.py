@@ -9,7 +9,7 @@ import pytest
 from lab.fixtures.checkpoints import write_checkpoint
 
 # Without generated code. A file more needs a reason: most workers have no LoRA, IP-Adapter or profile.
-MOST_OF_WIRING = 202
+MOST_OF_WIRING = 190
 MOST_WITH_MODEL = 288
 # Run in a separate process: imports cannot be undone.
 SCRIPT = """

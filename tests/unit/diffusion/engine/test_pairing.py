@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pentimento.diffusion.denoising import DenoisingRequest
+from pentimento.diffusion.denoising_sources import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.engine import FinishedDenoising
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel, load_model
-from pentimento.diffusion.guidance_half import AskedStep, AskedSteps, HalfStart
 from pentimento.diffusion.loras import WeightedLora, layers_of
 from pentimento.domain.errors import Unavailable
 from pentimento.domain.generation import Scheduler
