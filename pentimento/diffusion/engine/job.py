@@ -83,8 +83,8 @@ class EngineObserver:
         """Receive the report of a batch."""
 
     def took_step(self, size: BatchKey, seconds: float, *, alone: bool) -> None:
-        """Handle a whole step of a batch of requests of that size, `seconds` after the step before, waits included;
-        `alone` if the engine runs no other request."""
+        """Handle a whole step of a batch of requests of that size, `seconds` after the engine's step before, waits
+        included, without idle time; `alone`: of one request."""
 
     def preempted(self, request_count: int) -> None:
         """Handle the preemption of `request_count` ready requests by more urgent ones."""

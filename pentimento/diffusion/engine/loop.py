@@ -9,6 +9,7 @@ sum in another order at another batch size. On other devices both differ by roun
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class StepLoop:
         self._split = SplitPasses(denoiser, self._poll, monotonic)
         self._turns = GroupTurns()
         self._last_batch: frozenset[int] = frozenset()
+        self._stepped_at = -math.inf
         # Keys are the rows' shape, and whether they reuse deep features: a request alternates between the two.
         self._groups: dict[tuple[BatchKey, bool], RowBuffers] = {}
 
@@ -320,8 +322,10 @@ class StepLoop:
             self.pairs.ran_whole(jobs[0], seconds)
         if jobs:
             self._observer.ran(BatchReport(len(jobs), prediction.shape[0], seconds))
-        if taken and rows_each == 1 + taken[0].guided:  # not a half of its guidance
-            self._observer.took_step(taken[0].whole_shape, taken[0].step_s, alone=self.running_count == 1)
+        if taken:
+            step_s, self._stepped_at = min(taken[0].step_s, self._monotonic() - self._stepped_at), self._monotonic()
+            if rows_each == 1 + taken[0].guided:  # not a half of its guidance
+                self._observer.took_step(taken[0].whole_shape, step_s, alone=len(forward.present) == 1)
         for job in forward.present:
             job.device_s += seconds / len(forward.present)
         for job in taken:

@@ -192,7 +192,7 @@ def test_step_time_is_that_of_the_second_pass(model: DiffusionModel, limits: Bat
 WIDE = BatchKey(64, 32, guided=True)
 
 
-# Steps of requests as (size, seconds, whether no other request runs), after 14 s were measured before serving.
+# Steps of requests as (size, seconds, whether of one request), after 14 s were measured before serving.
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("steps", "step_s"),

@@ -115,12 +115,21 @@ def test_observer_receives_size_and_wait_of_each_step(model: DiffusionModel) -> 
     loop.add(request(2, num_inference_steps=1))
     loop.now = 5.0
     loop.tick(2)
+    shared = Loop(model, max_batch=1)
+    shared.add(request(4))
+    shared.tick()
+    shared.add(replace(request(5, num_inference_steps=2), deadline=20.0))
+    for now in (2.0, 5.0, 9.0):
+        shared.now = now
+        shared.tick()
     unguided = Loop(model)
     unguided.add(request(3, guidance_scale=1.0, width_px=64, num_inference_steps=1))
     unguided.tick()
 
     key = BatchKey(32, 32, guided=True)
     assert loop.observer.steps == [(key, 0.0, True), (key, 2.0, True), (key, 3.0, False), (key, 0.0, True)]
+    # The second request's two steps come between those of the first.
+    assert [seconds for _, seconds, _ in shared.observer.steps] == [0.0, 0.0, 3.0, 4.0]
     assert unguided.observer.steps == [(BatchKey(64, 32, guided=False), 0.0, True)]
 
 
