@@ -10,7 +10,7 @@ from lab.fixtures.checkpoints import write_checkpoint
 
 # Without generated code. A file more needs a reason: most workers have no LoRA, IP-Adapter or profile.
 MOST_OF_WIRING = 190
-MOST_WITH_MODEL = 288
+MOST_WITH_MODEL = 221
 # Run in a separate process: imports cannot be undone.
 SCRIPT = """
 import sys
