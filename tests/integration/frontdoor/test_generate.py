@@ -77,6 +77,7 @@ async def test_refused_requests_and_unknown_ids_leave_nothing(suite: FrontdoorSu
         "model: tiny, by the settings",
         "start: noise, the cache has no near entry or is not used",
         "steps: all run, BINDING_STEPS: its number of steps is binding",
+        "features: none reused, BINDING_STEPS: its number of steps is binding",
         "wait: none, 1 of 1 places are free",
     )
 
