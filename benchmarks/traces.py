@@ -32,9 +32,7 @@ from pentimento.supervisor.local import LocalSuite, local_suite
 PROMPT = "a red circle left of a blue square, number {}"
 EVERYTHING = {"PENTIMENTO_COMMON_TRACE_DETAILS": "steps,prompts"}
 # On a busy machine requests run without an optional part, and then lack its span.
-PATIENT = {
-    f"PENTIMENTO_FRONTDOOR_{part}_TIMEOUT_MS": "20000" for part in ("EMBED", "LOOKUP", "RESERVE", "SCORE", "FORESEE")
-}
+PATIENT = {"PENTIMENTO_COMMON_PART_WAIT_FACTOR": "100"}
 CASCADE = ("--cascade", "tiny-light,tiny-heavy", "--confidence-threshold", "1.0", "--controlnets", "tiny")
 EDGES = "tiny-controlnet-edges"
 OVER_HTTP = {"edge", "frontdoor", "embedder", "vectordb_gateway", "unet_worker", "discriminator"}
