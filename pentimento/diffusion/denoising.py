@@ -253,7 +253,7 @@ def condition(
     return conditioning, any(text.truncated for text in texts)
 
 
-def condition_anew(
+def condition_again(
     model: DiffusionModel,
     prompts: PromptMemo,
     denoising: Denoising,

@@ -29,7 +29,8 @@ from pentimento.profiles.kinds import (
     reuses_images,
     uncovered,
 )
-from pentimento.profiles.rules import ThresholdRule
+from pentimento.profiles.rules import RuleChoice, ThresholdRule
+from pentimento.settings import setting
 
 HANDOVERS = "handover_profiles"
 # Share of the full quality that skipped steps and hand-overs keep, unless the operator states one.
@@ -228,6 +229,30 @@ class ReusePromise:
 
     alpha: float = PROFILE_ALPHA
     rule: ThresholdRule | None = None
+
+
+@dataclass(frozen=True)
+class PromiseSettings:
+    """Hold what an operator requires of all profiles."""
+
+    profile_alpha: float | None = setting(
+        None,
+        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
+        "the profiles'",
+        minimum=0,
+        maximum=1,
+    )
+    profile_rule: RuleChoice = setting(
+        RuleChoice.PROFILE,
+        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
+        "(mean), by their own rule (profile)",
+    )
+
+    @property
+    def of_reuse(self) -> ReusePromise:
+        """Return the requirements for profiles of skipped steps and hand-overs."""
+        alpha = PROFILE_ALPHA if self.profile_alpha is None else self.profile_alpha
+        return ReusePromise(alpha, self.profile_rule.rule)
 
 
 class HandoverMode(Enum):

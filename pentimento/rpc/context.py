@@ -38,6 +38,11 @@ def remaining_s() -> float | None:
     return None if end is None else max(end - time.monotonic(), 0.0)
 
 
+def cancellation_code() -> str:
+    """Return the status name of a cancelled call: its deadline passed, or its caller cancelled."""
+    return "DEADLINE_EXCEEDED" if remaining_s() == 0 else "CANCELLED"
+
+
 def spawn_detached(work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
     """Start a task that keeps the current call's request id but neither its deadline nor its caller."""
     return asyncio.get_running_loop().create_task(work, name=name, context=detached_context())

@@ -352,7 +352,7 @@ class Pipeline:
                 call.code = grpc.StatusCode.UNAVAILABLE.name
                 answer_with(context, shutting_down())
                 return True
-            call.code = cancellation_code()
+            call.code = call_context.cancellation_code()
             return False
         if isinstance(error, NotImplementedError):
             call.code = grpc.StatusCode.UNIMPLEMENTED.name
@@ -365,12 +365,6 @@ class Pipeline:
         call.code = code_of(known).name
         answer_with(context, known)
         return True
-
-
-def cancellation_code() -> str:
-    """Return the status name of a cancelled call: its deadline passed, or its caller cancelled."""
-    passed = call_context.remaining_s() == 0
-    return (grpc.StatusCode.DEADLINE_EXCEEDED if passed else grpc.StatusCode.CANCELLED).name
 
 
 async def finished(tasks: Tasks, timeout_s: float) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ from pentimento.domain.models import Handover
 from pentimento.plugins import POLICIES, check_policy, load_plugin
 from pentimento.policies.plan.registry import SERVING_POLICIES, PolicyBuilder, ServingPolicy
 from pentimento.policies.plan.settings import DeferralCurve, MixtureMode, ModelQuality, ServingSettings
-from pentimento.profiles.catalogue import PROFILE_ALPHA, ReusePromise
-from pentimento.profiles.rules import RuleChoice
+from pentimento.profiles.catalogue import PromiseSettings
 from pentimento.rpc import RpcServerSettings
 from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
@@ -140,6 +139,7 @@ def _quality_of(model: str, numbers: Sequence[str]) -> ModelQuality | None:
 class ControllerSettings:
     rpc: RpcServerSettings
     serving: PolicySettings = PolicySettings()
+    promise: PromiseSettings = field(default_factory=PromiseSettings)
     lease_s: float = setting(
         2.5,
         help="silence of the leader before a standby takes over, and of a replica before it leaves the plan",
@@ -153,18 +153,6 @@ class ControllerSettings:
     cascade: str = setting(
         "",
         help="registered cascade (light>heavy or longer) to plan; --allocator plans until it is registered",
-    )
-    profile_alpha: float | None = setting(
-        None,
-        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
-        "the profiles'",
-        minimum=0,
-        maximum=1,
-    )
-    profile_rule: RuleChoice = setting(
-        RuleChoice.PROFILE,
-        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
-        "(mean), by their own rule (profile)",
     )
     ledger_url: str = setting(
         "", help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…; controller, empty: none"
@@ -204,12 +192,6 @@ class ControllerSettings:
             raise ValueError("--scaler-listen must be other addresses than --listen")
         if self.scaler_client_ca_file is not None and self.rpc.tls_cert_file is None:
             raise ValueError("--scaler-client-ca-file needs --tls-cert-file and --tls-key-file")
-
-    @property
-    def reuse_promise(self) -> ReusePromise:
-        """Return the requirements for hand-over profiles."""
-        alpha = PROFILE_ALPHA if self.profile_alpha is None else self.profile_alpha
-        return ReusePromise(alpha, self.profile_rule.rule)
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
         """Build the policy. `handover`: the registered hand-over from the light to the heavy model; its f(t) replaces

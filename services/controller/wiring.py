@@ -97,7 +97,9 @@ def wire(
         epoch = LeaderEpoch(lambda: epoch_at(clock.wall()), leadership.rise)
     planner = Planner(settings.policy(), epoch.value, allocator_limit_s, settings.scaled_models)
     scaler = Scaler(settings.serving.slo_s or math.inf, clock.monotonic) if settings.scaler_listen else None
-    repository = ModelRepository(ledger, lambda: planner.follow(_policy(settings, repository)), settings.reuse_promise)
+    repository = ModelRepository(
+        ledger, lambda: planner.follow(_policy(settings, repository)), settings.promise.of_reuse
+    )
     controller = Controller(
         Registry(settings.lease_s),
         planner,

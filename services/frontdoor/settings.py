@@ -8,8 +8,7 @@ from pentimento.policies.cells import CellMap, read_cells
 from pentimento.policies.latent_pairing import PairingMode
 from pentimento.policies.residual_pipelining import PipeliningMode
 from pentimento.policies.thinning import ThinningMode
-from pentimento.profiles.catalogue import FeatureReuseMode, HandoverMode
-from pentimento.profiles.rules import RuleChoice
+from pentimento.profiles.catalogue import FeatureReuseMode, HandoverMode, PromiseSettings
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.rpc.settings import check_address
 from pentimento.settings import setting
@@ -104,6 +103,7 @@ class FrontdoorSettings:
     quality: QualitySettings
     retention: RetentionLimits
     quotas: QuotaLimits
+    promise: PromiseSettings
     ledger_url: str = setting(
         "sqlite:////var/lib/pentimento/frontdoor.sqlite",
         help="sqlite:////file or postgresql+psycopg://user@host/database?passfile=…; controller, empty: none",
@@ -178,18 +178,6 @@ class FrontdoorSettings:
     )
     profiles: tuple[Path, ...] = setting(
         (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
-    )
-    profile_alpha: float | None = setting(
-        None,
-        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
-        "the profiles'",
-        minimum=0,
-        maximum=1,
-    )
-    profile_rule: RuleChoice = setting(
-        RuleChoice.PROFILE,
-        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
-        "(mean), by their own rule (profile)",
     )
     record_effects: str = setting("", help="file for every event of the dataplane and its effects; empty: none")
     standby: bool = setting(False, help="wait until no other process over this ledger is active, then take over")

@@ -28,7 +28,7 @@ from pentimento.files.ed25519_keys import keep_signing_keys, read_private_key
 from pentimento.files.receipts import seal
 from pentimento.policies.latent_pairing import TIGHT_SHARE, PairingMode
 from pentimento.policies.worth import CASCADE, Worth
-from pentimento.profiles.catalogue import PROFILE_ALPHA, HandoverProfiles, ReusePromise, StepProfiles
+from pentimento.profiles.catalogue import HandoverProfiles, StepProfiles
 from pentimento.profiles.document import ProfileKind
 from pentimento.rpc import RpcServer
 from pentimento.rpc.channel import channel_opener
@@ -298,10 +298,8 @@ def _recorder(path: str, interpreter: Interpreter) -> EffectsRecorder | None:
 
 
 def _step_rules(settings: FrontdoorSettings, catalogue: Catalogue, adapters: AdapterCatalogue) -> StepRules:
-    profiles, rule = FollowedProfiles(settings.profiles), settings.profile_rule.rule
-    alpha = PROFILE_ALPHA if settings.profile_alpha is None else settings.profile_alpha
-    steps = StepProfiles(profiles, alpha, rule)
-    handovers = HandoverProfiles(profiles, ReusePromise(alpha, rule))
+    profiles, promise = FollowedProfiles(settings.profiles), settings.promise.of_reuse
+    steps, handovers = StepProfiles(profiles, promise.alpha, promise.rule), HandoverProfiles(profiles, promise)
     return StepRules(
         adapters,
         ControlPipelining(settings.controlnet_pipelining, profiles),

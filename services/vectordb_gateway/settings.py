@@ -14,7 +14,7 @@ from pentimento.policies.cache_selection import (
 )
 from pentimento.policies.followed_cache import CacheChoice
 from pentimento.policies.reuse_rules import ReuseRules
-from pentimento.profiles.rules import RuleChoice
+from pentimento.profiles.catalogue import PromiseSettings
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.service.followed_profiles import FollowedProfiles
 from pentimento.settings import setting
@@ -55,24 +55,13 @@ class SelectionSettings:
     profiles: tuple[Path, ...] = setting(
         (), help="files or directories of profiles; late LoRAs also have lora-bounds.json next to the LoRAs"
     )
-    profile_rule: RuleChoice = setting(
-        RuleChoice.PROFILE,
-        help="quality that profiles must keep: of every image (minimum), of 95 % (lower_bound), on average "
-        "(mean), by their own rule (profile)",
-    )
+    promise: PromiseSettings = field(default_factory=PromiseSettings)
     cache_bias: int | None = setting(
         None,
         help="tenths of the steps to move every K by; above 0 saves more than measured, 10 returns the stored image; "
         "empty: the plan's if followed, else 0",
         minimum=-10,
         maximum=10,
-    )
-    profile_alpha: float | None = setting(
-        None,
-        help="share of the full quality that profiles must promise; empty: 0.95, of reuse the plan's if followed, else "
-        "the profiles'",
-        minimum=0,
-        maximum=1,
     )
     earned_reuse: bool = setting(
         True,
@@ -105,7 +94,7 @@ class SelectionSettings:
     def reuse(self) -> ReuseRules:
         """Return what decides on reuse. Raises ValueError for a malformed pair, InvalidArgument naming the file for a
         profile that cannot be read."""
-        rule, bias = self.profile_rule.rule, self.cache_bias or 0
+        rule, bias = self.promise.profile_rule.rule, self.cache_bias or 0
         return ReuseRules(self.rules(), FollowedProfiles(self.profiles), rule, bias, earns=self.earned_reuse)
 
     def rules(self) -> SelectionRules:
@@ -232,7 +221,7 @@ class GatewaySettings:
         """Return what the operator chose of all that a plan may say of the cache."""
         eviction = self.capacity.eviction
         return CacheChoice(
-            self.selection.profile_alpha,
+            self.selection.promise.profile_alpha,
             self.selection.cache_bias,
             eviction.value if eviction is not None else None,
             self.selection.admission is AdmissionChoice.ALL,

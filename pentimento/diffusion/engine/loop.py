@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from pentimento.diffusion.denoising import DenoisingRequest, condition_anew, prepare, take_step
+from pentimento.diffusion.denoising import DenoisingRequest, condition_again, prepare, take_step
 from pentimento.diffusion.engine.denoiser import Denoiser
 from pentimento.diffusion.engine.job import BatchReport, DenoisingListener, EngineJob, EngineObserver
 from pentimento.diffusion.engine.pairing import GuidancePairs
@@ -189,7 +189,7 @@ class StepLoop:
         if job.takes_adapters():
             job.patched = self._adapters.patched(job)
             if job.running:
-                self._condition_anew(job)
+                self._condition_again(job)
         if not job.may_go_on_without_adapters or not job.takes_input() or self.pairs.awaits(job):
             return False
         self.pairs.begin_step(job)
@@ -200,10 +200,9 @@ class StepLoop:
 
     def _count_preempted(self, ready: Sequence[EngineJob], chosen: Sequence[EngineJob]) -> None:
         batch = frozenset(job.number for job in chosen)
-        given_way = sum(job.number in self._last_batch and job.number not in batch for job in ready)
-        self._last_batch = batch
-        if given_way:
+        if given_way := sum(job.number in self._last_batch and job.number not in batch for job in ready):
             self._observer.preempted(given_way)
+        self._last_batch = batch
 
     def _begun(self, chosen: Sequence[EngineJob]) -> list[EngineJob]:
         """Return the chosen requests that can take a step. Prepares new requests; a failure ends only that request."""
@@ -235,10 +234,10 @@ class StepLoop:
         for job in jobs:
             job.adapter_row = self._adapters.row(job)
 
-    def _condition_anew(self, job: EngineJob) -> None:
+    def _condition_again(self, job: EngineJob) -> None:
         """Condition a request again after its LoRAs arrived late: they change its text states."""
         self._settle_adapters(job)
-        condition_anew(self._model, self._prompts, job.begun, job.adapters, job.adapter_row)
+        condition_again(self._model, self._prompts, job.begun, job.adapters, job.adapter_row)
         self._leave_rows(job)
 
     def _forwards(self, jobs: list[EngineJob]) -> Iterator[_Forward]:
@@ -378,8 +377,7 @@ class StepLoop:
     def _fail(self, number: int, error: PentimentoError) -> None:
         """End the request with `error`. An exception of its listener (its event loop may be closed) does not end the
         engine's thread."""
-        job = self._jobs.get(number)
-        if job is None:
+        if (job := self._jobs.get(number)) is None:
             return
         self._retire(job)
         try:

@@ -19,6 +19,7 @@ from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFou
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport, UnplannedModel
 from pentimento.domain.models import RegisteredModels, ReuseProfile
 from pentimento.files.json_values import to_json
+from pentimento.profiles.catalogue import PromiseSettings
 from pentimento.profiles.rules import RuleChoice
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel
 from pentimento.stores.ledger.fleet_ledger import open_fleet_ledger
@@ -136,7 +137,7 @@ PROFILED = handover_profile(OWN["SDXL-Base"], OWN["heavy"])
 
 
 async def test_handover_profile_sets_the_share_and_is_listed(folder: Path) -> None:
-    async with running(folder, profile_rule=RuleChoice.MINIMUM) as suite:
+    async with running(folder, promise=PromiseSettings(profile_rule=RuleChoice.MINIMUM)) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
         answered = await suite.models.register_cascade(unstated(THREE), handover_profiles=[PROFILED])
@@ -184,7 +185,7 @@ async def test_command_sends_profiles_and_reports_source_of_shares(folder: Path)
     ],
 )
 async def test_profile_of_other_models_registers_no_cascade(folder: Path, profiles: list[str], field: str) -> None:
-    async with running(folder, profile_alpha=0.99 if "0.98" in profiles[0] else 0.95) as suite:
+    async with running(folder, promise=PromiseSettings(0.99 if "0.98" in profiles[0] else 0.95)) as suite:
         for one in OWN.values():
             await suite.models.register_model(one)
         with pytest.raises(InvalidArgument) as refused:

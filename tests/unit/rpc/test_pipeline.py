@@ -13,7 +13,7 @@ from pentimento.domain.tenants import OPEN_CALLER, Caller, Role
 from pentimento.rpc import context
 from pentimento.rpc import pipeline as module
 from pentimento.rpc.access import Access
-from pentimento.rpc.pipeline import UNIX_PEER, Call, Pipeline, cancellation_code, finished, host_of
+from pentimento.rpc.pipeline import UNIX_PEER, Call, Pipeline, finished, host_of
 from pentimento.rpc.settings import RpcServerSettings
 from pentimento.rpc.tokens import OpenDoor
 
@@ -30,7 +30,7 @@ def test_host_and_cancellation_code_of_a_call(monkeypatch: pytest.MonkeyPatch) -
     assert {peer: host_of(peer) for peer in hosts} == hosts
     for remaining_s, code in ((None, "CANCELLED"), (0.0, "DEADLINE_EXCEEDED"), (3.0, "CANCELLED"), (1.0, "CANCELLED")):
         monkeypatch.setattr(context, "remaining_s", lambda found=remaining_s: found)
-        assert cancellation_code() == code
+        assert context.cancellation_code() == code
 
 
 async def test_wait_for_tasks_ends_with_tasks_or_timeout() -> None:
