@@ -42,9 +42,10 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(start)
             while sent < end - start:
                 piece = file.read(min(_PIECE_BYTES, end - start - sent))
-                self.wfile.write(piece)
                 sent += len(piece)
+                # The last byte arrives no earlier than the rate allows.
                 time.sleep(max(0.0, began_s + sent / BYTES_PER_S - time.monotonic()))
+                self.wfile.write(piece)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
