@@ -43,7 +43,7 @@ Pair = tuple[float, float]
 
 def main() -> int:
     options = parse_options("traces", __doc__)
-    count, images = (4, 4) if options.quick else (100, 120)
+    count, images = (4, 4) if options.quick else (100, 600)
     with span_receiver() as receiver:
         recording = ("--trace-endpoint", receiver.address)
         with local_suite([*CASCADE, "--http", "127.0.0.1:0", *recording], environment=EVERYTHING | PATIENT) as suite:
