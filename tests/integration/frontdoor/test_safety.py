@@ -119,12 +119,27 @@ async def test_prompt_without_a_verdict_is_refused(folder: Path, worker: PacedWo
     assert worker.orders == []
 
 
+class CountedChecks(SafetyServicer):
+    """Count the checks, which end as those of a process without classifiers."""
+
+    def __init__(self) -> None:
+        super().__init__(SafetyChecks(frozenset(), dict, 4, nullcontext))
+        self.count = 0
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        self.count += 1
+        return await super().Check(request, context)
+
+
 @asynccontextmanager
-async def stating(folder: Path, cascades: tuple[str, ...], classifiers: tuple[str, ...]) -> AsyncIterator[str]:
+async def stating(
+    folder: Path, cascades: tuple[str, ...], classifiers: tuple[str, ...], checks: SafetyServicer | None = None
+) -> AsyncIterator[str]:
     """Serve the statement of a discriminator process, and yield its address."""
     server = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",)), "discriminator")
     scorer = Discriminator(SimpleNamespace(cascades=cascades, prompt_cascades=()), classifiers)  # type: ignore[arg-type]
     server.add(add_DiscriminatorServiceServicer_to_server, DiscriminatorServicer(scorer, "d"), DISCRIMINATOR)
+    server.add(add_SafetyServiceServicer_to_server, checks or CountedChecks(), FULL_NAME)
     await server.start()
     try:
         yield server.bound_addresses[0]
@@ -162,6 +177,20 @@ async def test_discriminator_is_called_for_what_it_states(
         assert [one for one in ("prompt", "image") if abilities.may_check(address, one)] == checks
         assert abilities.may_score(away, "a>b") and abilities.may_check(away, "image"), "without a statement: anything"
         assert abilities.missing == missing
+
+
+async def test_prompt_is_checked_by_the_process_that_states_a_classifier(folder: Path, worker: PacedWorker) -> None:
+    scorer = CountedChecks()
+    async with (
+        classifying(folder, prompt=Listed(lambda _: False)) as able,
+        stating(folder, ("a>b",), (), scorer) as address,
+        running_suite(folder, discriminator_addresses=(address, able), safety_checks=("prompt",)) as suite,
+    ):
+        await until(lambda: not suite.frontdoor.abilities.may_check(address, "prompt"))
+        made = [await last_completed(suite.client.generate(REQUEST)) for _ in range(3)]
+
+    assert [bool(one.image) for one in made] == [True] * 3
+    assert scorer.count == 0
 
 
 async def test_frontdoor_without_a_reachable_classifier_says_so(
