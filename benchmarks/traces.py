@@ -46,14 +46,14 @@ def main() -> int:
     options = parse_options("traces", __doc__)
     count, images, pairs = (4, 4, 2) if options.quick else (100, 80, 10)
     with span_receiver() as receiver:
-        recording = ("--trace-endpoint", receiver.address)
-        with local_suite([*CASCADE, "--http", "127.0.0.1:0", *recording], environment=EVERYTHING | PATIENT) as suite:
+        recording = EVERYTHING | {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address}
+        with local_suite([*CASCADE, "--http", "127.0.0.1:0"], environment=recording | PATIENT) as suite:
             asked = ask_for_traces(suite, count)
         apart = [trace for trace, needed in asked.items() if not joined(receiver.spans(trace), needed)]
         spans = [len(receiver.spans(trace)) for trace in asked]
         everything, control = [], []
         for _ in range(pairs):
-            with local_suite() as plain, local_suite(recording, environment=EVERYTHING) as traced:
+            with local_suite() as plain, local_suite(environment=recording) as traced:
                 whole, other = processor_seconds(traced, plain, images)
             everything.append(sum_of_pairs(whole))
             control.append(sum_of_pairs(other))

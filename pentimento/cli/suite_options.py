@@ -43,7 +43,6 @@ UNCHANGED = (
     "threads",
     "policy",
     "slo_s",
-    "trace_endpoint",
     "prompt_classifier",
     "image_classifier",
     "controlnet_copies",

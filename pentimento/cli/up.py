@@ -12,21 +12,11 @@ from pentimento.cli.suite_options import suite_settings
 from pentimento.cli.suite_running import run_suite
 from pentimento.devices.choices import TextEncoderPlace, WeightStorage
 from pentimento.files.private_files import keep_files_private
-from pentimento.rpc.settings import check_trace_endpoint
 from pentimento.supervisor.models import DEFAULT_ENCODER
 from pentimento.supervisor.state import StateDirectory
 
 RESOLVED = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
 DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path)
-
-
-def checked_endpoint(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Return the value of --trace-endpoint. BadParameter if it is no URL of a host and port."""
-    try:
-        check_trace_endpoint("--trace-endpoint", value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-    return value
 
 
 @click.command
@@ -285,13 +275,6 @@ def checked_endpoint(context: click.Context, parameter: click.Parameter, value: 
     help="PEM certificates, the signer's first: images carry signed C2PA manifests, with --c2pa-key-file [none]",
 )
 @click.option("--c2pa-key-file", type=RESOLVED, help="PEM file of the private key of that certificate")
-@click.option(
-    "--trace-endpoint",
-    default="",
-    metavar="URL",
-    callback=checked_endpoint,
-    help="OTLP/gRPC receiver of every process's spans, http://host:port [none]",
-)
 @json_option
 @click.option(
     "--logs/--quiet",

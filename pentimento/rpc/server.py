@@ -337,15 +337,9 @@ class RpcServer:
                 logger.info("stopped")
 
     def _start_tracing(self) -> Callable[[], None]:
-        traced = self.settings.tracing
-        return start_tracing(
-            self.service,
-            self.instance_id,
-            traced.trace_endpoint,
-            share=traced.trace_share,
-            steps=TraceDetail.STEPS in traced.trace_details,
-            gen_ai=TraceDetail.PROMPTS in traced.trace_details,
-        )
+        details = self.settings.trace_details
+        steps, gen_ai = TraceDetail.STEPS in details, TraceDetail.PROMPTS in details
+        return start_tracing(self.service, self.instance_id, steps=steps, gen_ai=gen_ai)
 
     async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Let running work end, within `drain_timeout_s` for everything."""

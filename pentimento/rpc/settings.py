@@ -1,12 +1,14 @@
 """Define the settings of a process's server and of its channels. Both are flattened into every service's settings."""
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.settings import setting
 from pentimento.telemetry import LogFormat, LogLevel
+from pentimento.telemetry.tracing import traces_are_sent
 
 MEBIBYTE = 1 << 20
 # The kernel's sun_path holds one more byte, its NUL.
@@ -20,23 +22,6 @@ class TraceDetail(Enum):
 
     STEPS = "steps"
     PROMPTS = "prompts"
-
-
-@dataclass(frozen=True)
-class TraceSettings:
-    """Configure the spans of this process."""
-
-    trace_endpoint: str = setting("", help="OTLP/gRPC receiver of spans, http://host:port or https://; empty: none")
-    trace_share: float = setting(
-        1.0, help="share of traces that are recorded, unless the caller has decided", minimum=0.0, maximum=1.0
-    )
-    trace_details: tuple[TraceDetail, ...] = setting(
-        (),
-        help="steps: a span for each denoising step; prompts: OpenTelemetry's gen_ai attributes, the prompt included",
-    )
-
-    def __post_init__(self) -> None:
-        check_trace_endpoint("--trace-endpoint", self.trace_endpoint)
 
 
 @dataclass(frozen=True)
@@ -98,7 +83,10 @@ class RpcServerSettings:
     metrics_listen: str = setting("", help="host:port of /metrics; empty: none")
     log_format: LogFormat = setting(LogFormat.TEXT, help="log format on stderr")
     log_level: LogLevel = setting(LogLevel.INFO, help="lowest level logged")
-    tracing: TraceSettings = field(default_factory=TraceSettings)
+    trace_details: tuple[TraceDetail, ...] = setting(
+        (),
+        help="steps: a span for each denoising step; prompts: OpenTelemetry's gen_ai attributes, the prompt included",
+    )
 
     def __post_init__(self) -> None:
         if not self.listen:
@@ -107,6 +95,8 @@ class RpcServerSettings:
             check_address("--listen", address)
         if self.metrics_listen:
             check_http_address("--metrics-listen", self.metrics_listen)
+        # Wrong variables of OpenTelemetry prevent the start as wrong settings do.
+        traces_are_sent(os.environ)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("--tls-cert-file and --tls-key-file must be given together")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
@@ -193,13 +183,6 @@ def check_http_address(flag: str, address: str) -> None:
     """Check that `address` is host:port. Raises ValueError."""
     if is_unix(address) or not is_host_and_port(address):
         raise ValueError(f"{flag} must be host:port with a port of 0 to 65535, got {address!r}")
-
-
-def check_trace_endpoint(flag: str, url: str) -> None:
-    """Check that `url` is empty, http://host:port or https://host:port. Raises ValueError."""
-    scheme, separator, address = url.partition("://")
-    if url and not (separator and scheme in ("http", "https") and is_host_and_port(address)):
-        raise ValueError(f"{flag} must be http://host:port or https://host:port, got {url!r}")
 
 
 def is_host_and_port(address: str) -> bool:

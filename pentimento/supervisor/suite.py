@@ -114,7 +114,6 @@ def process_of(
     own = settings.flags.get(module.rpartition(".")[2], {})
     given = {"listen": unix_address(state, name), **flags, **own, "instance-id": name}
     given |= {"config": settings.config_file, "token-file": settings.token_file}
-    given["trace-endpoint"] = settings.trace_endpoint
     if module != "services.controller":
         given["controller-address"] = unix_address(state, "controller")
         # The token for its calls of others.
@@ -323,7 +322,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
         flags["embedder-address"] = unix_address(state, "embedder")
         flags["gateway-address"] = unix_address(state, "gateway")
     if settings.safety_checks:
-        flags["discriminator-addresses"] = unix_address(state, "discriminator")
+        flags["safety-addresses"] = unix_address(state, "discriminator")
         flags["safety-checks"] = settings.safety_checks
     return process_of(settings, state, name, "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
 

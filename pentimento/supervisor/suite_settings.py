@@ -120,11 +120,11 @@ class SuiteSettings:
     `admin`: that of the tenants' administration; "" for none. `emulated`: devices that replace the models.
     `policy`: the controller's, which plans for the SLO `slo_s`; `small`: the models that refine hits under it, best
     first. `profiles`: files of any kind. `controlnets`: the registry that `controlnet_copies` processes serve.
-    `cascade`: the models of requests that name none; None for the default model. `trace_endpoint`: where every process
-    sends spans. `prompt_classifier`, `image_classifier`: directories of the classifiers that check prompts and images.
-    `devices`: the GPUs over which the services with networks are spread, instead of `device`; `places`: the GPUs of one
-    service or of one model's workers (`unet_worker/MODEL`) instead; empty for the CPU. `flags`: more flags of each
-    service, by the last part of its module; None for its own default."""
+    `cascade`: the models of requests that name none; None for the default model. `prompt_classifier`,
+    `image_classifier`: directories of the classifiers that check prompts and images. `devices`: the GPUs over which the
+    services with networks are spread, instead of `device`; `places`: the GPUs of one service or of one model's workers
+    (`unet_worker/MODEL`) instead; empty for the CPU. `flags`: more flags of each service, by the last part of its
+    module; None for its own default."""
 
     models: tuple[ModelDirectory, ...]
     encoder: Path
@@ -147,7 +147,6 @@ class SuiteSettings:
     small: tuple[str, ...] = ()
     slo_s: float | None = None
     profiles: tuple[Path, ...] = ()
-    trace_endpoint: str = ""
     prompt_classifier: Path | None = None
     image_classifier: Path | None = None
     controlnets: Path | None = None

@@ -1,4 +1,5 @@
 """Record spans of requests and send them to an OTLP receiver; without a receiver nothing is imported or recorded.
+OpenTelemetry's own variables name it, as OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4317, and choose the traces.
 
 A call of a request is a span of the process that answers it. Its stages in that process, such as queue and denoise, are
 spans that are recorded when they have ended. The W3C headers `traceparent` and `tracestate` connect the processes, and
@@ -8,6 +9,7 @@ add the prompt.
 Without a receiver an id still connects the logs of several processes about one request.
 """
 
+import os
 import random
 import re
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -49,6 +52,10 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 # A process that has not imported it has no context to pass on.
 API = "opentelemetry.trace"
+# The first one takes precedence.
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+SAMPLER, SHARE, DISABLED = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED"
+SHARE_SAMPLERS = frozenset({"traceidratio", "parentbased_traceidratio"})
 # For a batch of spans with all retries, also at the end of the process.
 SEND_S = 5.0
 NAME = "pentimento"
@@ -77,28 +84,49 @@ class Tracing:
 _tracing: Tracing | None = None
 
 
-def start_tracing(
-    service: str, instance_id: str, endpoint: str, *, share: float = 1.0, steps: bool = False, gen_ai: bool = False
-) -> Callable[[], None]:
-    """Record this process's spans from now on, unless `endpoint` is empty; return the function that sends the last
-    ones. `share` of the traces that begin here are recorded. A receiver that does not answer costs spans, never a
-    request."""
+def traces_are_sent(environ: Mapping[str, str]) -> bool:
+    """Return whether the variables name a receiver. ValueError names a malformed one, also a share, which
+    OpenTelemetry's SDK would take for 1."""
+    name = next((name for name in ENDPOINTS if environ.get(name)), "")
+    if not name or environ.get(DISABLED, "").strip().lower() == "true":
+        return False
+    if not _is_receiver(environ[name]):
+        raise ValueError(f"{name} must be http://host:port or https://host:port, got {environ[name]!r}")
+    share = environ.get(SHARE, "")
+    if share and environ.get(SAMPLER, "").lower() in SHARE_SAMPLERS and not _is_share(share):
+        raise ValueError(f"{SHARE} must be a number from 0 to 1, got {share!r}")
+    return True
+
+
+def _is_receiver(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port) and parts.path in ("", "/")
+    except ValueError:
+        return False
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0.0 <= float(text) <= 1.0
+    except ValueError:
+        return False
+
+
+def start_tracing(service: str, instance_id: str, *, steps: bool = False, gen_ai: bool = False) -> Callable[[], None]:
+    """Record this process's spans from now on, if the environment names a receiver; return the function that sends the
+    last ones. A receiver that does not answer costs spans, never a request. ValueError for a malformed variable."""
     global _tracing
-    if not endpoint:
+    if not traces_are_sent(os.environ):
         return lambda: None
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
     names = {"service.namespace": NAME, "service.name": service, "service.instance.id": instance_id}
-    provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(share)),
-        resource=Resource.create(names),
-        shutdown_on_exit=False,
-    )
-    processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=SEND_S))
+    provider = TracerProvider(resource=Resource.create(names), shutdown_on_exit=False)
+    processor = BatchSpanProcessor(OTLPSpanExporter(timeout=SEND_S))
     provider.add_span_processor(processor)
     offset_ns = time.time_ns() - time.monotonic_ns()
     _tracing = Tracing(provider, provider.get_tracer(NAME), processor, offset_ns, steps, gen_ai)

@@ -71,11 +71,9 @@ class ImageScorer(Protocol):
 
 @dataclass
 class Discriminator:
-    """A scorer behind the limits of one call; counts the scored images. `classifiers`: what the process can check for
-    unsafe content."""
+    """A scorer behind the limits of one call; counts the scored images."""
 
     scorer: ImageScorer
-    classifiers: tuple[str, ...] = ()
     scored_count: int = 0
     draining: bool = False
 

@@ -30,9 +30,9 @@ def receiver() -> Iterator[SpanReceiver]:
 
 @pytest.fixture(scope="module")
 def traced(receiver: SpanReceiver) -> Iterator[LocalSuite]:
-    flags = [*CASCADE, "--controlnets", "tiny", "--http", "127.0.0.1:0", "--trace-endpoint", receiver.address]
+    flags = [*CASCADE, "--controlnets", "tiny", "--http", "127.0.0.1:0"]
     steps = {"PENTIMENTO_UNET_WORKER_TRACE_DETAILS": "steps", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with local_suite(flags, environment=steps) as running:
+    with local_suite(flags, environment={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address, **steps}) as running:
         yield running
 
 

@@ -19,13 +19,16 @@ Rendering = Callable[..., list[Manifest]]
 # The chart's values that match the composition.
 SIGNER = {"c2paCertificate": {"name": "signer", "key": "tls.crt"}, "c2paKey": {"name": "signer", "key": "tls.key"}}
 RECEIPTS = {"receiptKey": {"key": "receipt_key"}}
-CHOSEN = {**EXTERNAL, "frontdoor": {"admin": True}, "secrets": {**SIGNER, **RECEIPTS}}
+TRACED = {"tracing": {"endpoint": "http://collector:4317"}}
+CHOSEN = {**EXTERNAL, **TRACED, "frontdoor": {"admin": True}, "secrets": {**SIGNER, **RECEIPTS}}
 FORMS = {
-    "docker-compose.embedded.yml": {**EMBEDDED, "auth": {"enabled": False}, "secrets": SIGNER},
+    "docker-compose.embedded.yml": {**EMBEDDED, **TRACED, "auth": {"enabled": False}, "secrets": SIGNER},
     "docker-compose.yml": CHOSEN,
 }
 # Variables that differ between chart and composition: addresses, and places in a network or volume.
-PLACES = re.compile(r"_(ADDRESS|ADDRESSES|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$")
+PLACES = re.compile(
+    r"_(ADDRESS|ADDRESSES|ENDPOINT|URL|FILE|INSTANCE_ID|LISTEN|CACHE_DIR|CLAIMS_DIR|CONFIG|ALLOWED_HOSTS)$"
+)
 # Sets of more than a single value of the chart, by the variable of the compositions.
 CHOICES: dict[str, Any] = {
     "PENTIMENTO_HEAVY_MODEL": {"serving": {"heavy": "sdxl"}},
@@ -55,8 +58,8 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_PROMPT_CLASSIFIER": {"serving": {"promptClassifier": "texts"}},
     "PENTIMENTO_IMAGE_CLASSIFIER": {"serving": {"imageClassifier": "nsfw-detector"}},
     "PENTIMENTO_UNSAFE_LABELS": {"serving": {"unsafeLabels": ["porn", "gore"]}},
-    "PENTIMENTO_TRACE_ENDPOINT": {"tracing": {"endpoint": "http://collector:4317"}},
-    "PENTIMENTO_TRACE_SHARE": {"tracing": {"share": 0.0625}},
+    "OTEL_EXPORTER_OTLP_ENDPOINT": TRACED,
+    "OTEL_TRACES_SAMPLER_ARG": {"tracing": {"share": 0.0625}},
     "PENTIMENTO_PROFILE_RULE": {"serving": {"profileRule": "mean"}},
     "PENTIMENTO_EARNED_REUSE": {"cache": {"earnedReuse": False}},
     "PENTIMENTO_EVICTION": {"cache": {"eviction": "lru"}},
@@ -109,7 +112,7 @@ def test_chart_environment_matches_composition(file: str, rendered: Rendering) -
 
 def test_every_choice_of_the_compositions_is_a_value(rendered: Rendering) -> None:
     files = [ROOT / "docker-compose.yml", ROOT / "docker-compose.embedded.yml", ROOT / "deploy" / "services.yml"]
-    named = {name for file in files for name in re.findall(r"\$\{(PENTIMENTO_\w+)", file.read_text())}
+    named = {name for file in files for name in re.findall(r"\$\{((?:PENTIMENTO|OTEL)_\w+)", file.read_text())}
     given_by = re.findall(r"(PENTIMENTO_\w+): .*\$\{(PENTIMENTO_\w+)", files[-1].read_text())
     free = {
         variable

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from pentimento.rpc.settings import TraceSettings
 from services.edge.app import asks_for_work, carried
 from services.edge.settings import EdgeSettings, HttpSettings
 
@@ -44,9 +43,3 @@ def test_header_that_is_there_twice_is_not_continued() -> None:
 def test_trace_url_without_scheme_or_place_of_the_request_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"--trace-url must be http://… or https://… with \{request_id\} in it"):
         EdgeSettings(RpcServerSettings(), RpcChannelSettings(), HttpSettings(), trace_url=url)
-
-
-@pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://collector:4317", "http://collector", "http://"])
-def test_trace_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
-    with pytest.raises(ValueError, match=r"--trace-endpoint must be http://host:port or https://host:port"):
-        TraceSettings(trace_endpoint=endpoint)

@@ -59,6 +59,14 @@ def test_settings_wrong_value_is_named(pem: str) -> None:
         assert words in error, (argv, error)
 
 
+def test_settings_malformed_variable_of_opentelemetry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")
+    assert (
+        refusal()
+        == "embedder: OTEL_EXPORTER_OTLP_ENDPOINT must be http://host:port or https://host:port, got 'collector'"
+    )
+
+
 def test_settings_addresses_are_accepted_and_classified() -> None:
     for address in ("unix:/" + "x" * 106, "localhost:0", "h:65535", "[::1]:80"):
         assert load_settings(Settings, "embedder", ["--listen", address], {}).rpc.listen == (address,)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -20,11 +21,14 @@ from pentimento.telemetry.tracing import (
     outgoing,
     record_stage,
     start_tracing,
+    traces_are_sent,
     traces_gen_ai,
     traces_steps,
 )
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+SAMPLER, SHARE = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 SAMPLED, UNSAMPLED = {TRACEPARENT: f"00-{TRACE}-{SPAN}-01"}, {TRACEPARENT: f"00-{TRACE}-{SPAN}-00"}
 
 
@@ -33,7 +37,7 @@ class Recorded:
 
     def __init__(self, receiver: SpanReceiver, **options: object) -> None:
         self._receiver = receiver
-        self._stop = start_tracing("frontdoor", "frontdoor-1", receiver.address, **options)  # type: ignore[arg-type]
+        self._stop = start_tracing("frontdoor", "frontdoor-1", **options)  # type: ignore[arg-type]
 
     def spans(self) -> list[ReceivedSpan]:
         self._stop()
@@ -41,8 +45,9 @@ class Recorded:
 
 
 @pytest.fixture
-def receiver() -> Iterator[SpanReceiver]:
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SpanReceiver]:
     with span_receiver() as opened:
+        monkeypatch.setenv(ENDPOINT, opened.address)
         yield opened
 
 
@@ -98,8 +103,12 @@ def test_caller_without_recording_decides_for_its_calls(recorded: Recorded) -> N
     assert recorded.spans() == []
 
 
-def test_share_of_zero_records_no_trace_that_begins_here(receiver: SpanReceiver) -> None:
-    process = Recorded(receiver, share=0.0)
+def test_share_of_zero_records_no_trace_that_begins_here(
+    receiver: SpanReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SAMPLER, "parentbased_traceidratio")
+    monkeypatch.setenv(SHARE, "0")
+    process = Recorded(receiver)
     for carried in ({}, SAMPLED):
         call = begin_call("Service/Generate", carried, begins_trace=True)
         assert call is not None
@@ -172,17 +181,54 @@ def test_details_are_recorded_only_where_chosen(receiver: SpanReceiver) -> None:
     assert not traces_gen_ai()
 
 
-def test_process_without_a_receiver_imports_nothing_of_it() -> None:
+@pytest.mark.parametrize(
+    "variables", [{}, {ENDPOINT: ""}, {ENDPOINT: "http://collector:4317", "OTEL_SDK_DISABLED": "True"}]
+)
+def test_process_without_a_receiver_imports_nothing_of_it(variables: dict[str, str]) -> None:
     program = (
-        "import sys; from pentimento.telemetry.tracing import *; stop = start_tracing('a', 'b', ''); "
+        "import sys; from pentimento.telemetry.tracing import *; stop = start_tracing('a', 'b'); "
         "assert begin_call('x', {'traceparent': 'y'}, begins_trace=True) is None; assert outgoing() == (); stop(); "
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **variables})
 
 
-def test_silent_receiver_does_not_delay_process_end() -> None:
-    stop = start_tracing("frontdoor", "frontdoor-1", "http://127.0.0.1:1")
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [
+        ({}, False),
+        ({ENDPOINT: "http://collector:4317"}, True),
+        ({TRACES_ENDPOINT: "https://[::1]:4317/", ENDPOINT: "malformed"}, True),
+        ({ENDPOINT: "malformed", "OTEL_SDK_DISABLED": "true"}, False),
+        # Other samplers give their argument another meaning.
+        ({ENDPOINT: "http://collector:4317", SAMPLER: "always_on", SHARE: "endpoint=http://jaeger"}, True),
+        ({ENDPOINT: "http://collector:4317", SAMPLER: "traceidratio", SHARE: ""}, True),
+        ({ENDPOINT: "http://collector:4317", SAMPLER: "Parentbased_TraceIdRatio", SHARE: "1.0"}, True),
+    ],
+)
+def test_variables_of_opentelemetry_turn_tracing_on(variables: dict[str, str], sent: bool) -> None:
+    assert traces_are_sent(variables) is sent
+
+
+@pytest.mark.parametrize(
+    "url", ["collector:4317", "ftp://collector:4317", "http://collector", "http://", "http://x:65536", "http://x:1/v1"]
+)
+def test_endpoint_that_is_no_address_is_rejected(url: str) -> None:
+    for name in (ENDPOINT, TRACES_ENDPOINT):
+        with pytest.raises(ValueError, match=f"^{name} must be http://host:port or https://host:port, got '{url}'$"):
+            traces_are_sent({name: url})
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "nan", "half"])
+@pytest.mark.parametrize("sampler", ["traceidratio", "parentbased_traceidratio"])
+def test_share_that_is_no_share_is_rejected(sampler: str, share: str) -> None:
+    with pytest.raises(ValueError, match=f"^{SHARE} must be a number from 0 to 1, got '{share}'$"):
+        traces_are_sent({ENDPOINT: "http://collector:4317", SAMPLER: sampler, SHARE: share})
+
+
+def test_silent_receiver_does_not_delay_process_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
+    stop = start_tracing("frontdoor", "frontdoor-1")
     call = begin_call("Service/Generate", {}, begins_trace=True)
     assert call is not None
     call.end("OK")

@@ -5,8 +5,11 @@
 PENTIMENTO_COMMON_INSTANCE_ID: "{hostname}"
 PENTIMENTO_COMMON_DRAIN_TIMEOUT_S: {{ include "pentimento.text" .root.Values.drainSeconds | quote }}
 PENTIMENTO_COMMON_LOG_LEVEL: {{ .root.Values.logLevel }}
-PENTIMENTO_COMMON_TRACE_ENDPOINT: {{ .root.Values.tracing.endpoint | quote }}
-PENTIMENTO_COMMON_TRACE_SHARE: {{ include "pentimento.text" .root.Values.tracing.share | quote }}
+{{- with .root.Values.tracing.endpoint }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ . | quote }}
+OTEL_TRACES_SAMPLER: parentbased_traceidratio
+OTEL_TRACES_SAMPLER_ARG: {{ include "pentimento.text" $.root.Values.tracing.share | quote }}
+{{- end }}
 {{- if and .root.Values.auth.enabled (ne .service "edge") }}
 PENTIMENTO_COMMON_TOKEN_FILE: {{ include "pentimento.secretFile" "tokens.toml" }}
 PENTIMENTO_COMMON_SERVICE_TOKEN_FILE: {{ include "pentimento.secretFile" "service_token" }}
@@ -181,7 +184,7 @@ PENTIMENTO_FRONTDOOR_FEATURE_REUSE: {{ $serving.featureReuse }}
 PENTIMENTO_FRONTDOOR_HANDOVER: {{ $serving.handover | quote }}
 PENTIMENTO_FRONTDOOR_CONTROLNET_PIPELINING: {{ $serving.controlnetPipelining | quote }}
 PENTIMENTO_FRONTDOOR_SAFETY_CHECKS: {{ include "pentimento.text" $serving.safetyChecks | quote }}
-PENTIMENTO_FRONTDOOR_DISCRIMINATOR_ADDRESSES: {{ include "pentimento.address" (dict "root" .root "service" "discriminator") }}
+PENTIMENTO_FRONTDOOR_SAFETY_ADDRESSES: {{ include "pentimento.address" (dict "root" .root "service" "discriminator") }}
 PENTIMENTO_FRONTDOOR_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_FRONTDOOR_STANDBY: "true"
 {{- if .values.admin }}
