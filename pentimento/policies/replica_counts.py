@@ -71,12 +71,13 @@ class ReplicaCounts:
         self._calls.update(now_s, {kind.value: _calls(fleet, kind) for kind in ReplicaKind})
         self._fleet = replace(fleet, profiles=tuple(self._costs.values()))
         self._waiting = _waiting(fleet.replicas)
-        moved = any(self._assigned.get(worker, model) != model for worker, model in assigned.items())
+        moves = [(self._assigned.get(worker, model), model) for worker, model in assigned.items()]
         self._assigned = assigned
         for target, window in self._windows.items():
-            if moved and target.service == WORKERS:
-                window.hold(now_s)
             window.update(now_s, self._needed(target))
+            # A move between two models of one target does not change its number of workers.
+            if sum((after in target.models) - (before in target.models) for before, after in moves):
+                window.hold(now_s)
 
     def note_waiting(self, now_s: float, replicas: tuple[ReplicaView, ...]) -> bool:
         """Update the targets without replicas by the newest reports, and return whether one needs a replica. Changes

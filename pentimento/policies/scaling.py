@@ -175,6 +175,7 @@ class DwellWindow:
     def __init__(self, dwell_s: float, now_s: float, count: int) -> None:
         """Begin with the count that runs: the need before is unknown."""
         self.dwell_s = dwell_s
+        self._held_s = -math.inf
         self._needed: deque[tuple[float, int]] = deque([(now_s, count)])
 
     @property
@@ -193,5 +194,8 @@ class DwellWindow:
 
     def hold(self, now_s: float) -> None:
         """Keep the count for another dwell, since the plan has just moved models: the demand that follows is not known
-        yet. Changes state."""
-        self.update(now_s, self.wanted)
+        yet. Changes state. A call within that dwell has no effect: a plan that moves models often would keep the count
+        for ever."""
+        if now_s - self._held_s > self.dwell_s:
+            self._held_s = now_s
+            self.update(now_s, self.wanted)

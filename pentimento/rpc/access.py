@@ -64,7 +64,7 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
             f"{_API}.worker.v1.UnetWorkerService": _named("WatchCredits Execute Attach CancelAttempt ThinAttempt")
         },
         "discriminator": {
-            f"{_API}.discriminator.v1.DiscriminatorService": ("Score", "Foresee"),
+            f"{_API}.discriminator.v1.DiscriminatorService": ("Score", "Foresee", "GetStatus"),
             f"{_API}.safety.v1.SafetyService": ("Check",),
         },
     },

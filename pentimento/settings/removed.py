@@ -118,6 +118,7 @@ REMOVED = {
     "retention_s": "a silent replica stays visible for 60 s",
     "reuse_rule": "`profile_rule` is the rule of all profiles",
     "run_price": "`policy_options` takes it, as run_price=NUMBER",
+    "safety_addresses": "`discriminator_addresses` names all discriminator processes",
     "samples": "profiles have the counts of each row",
     "score_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",
     "search_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",

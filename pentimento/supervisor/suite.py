@@ -322,7 +322,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
         flags["embedder-address"] = unix_address(state, "embedder")
         flags["gateway-address"] = unix_address(state, "gateway")
     if settings.safety_checks:
-        flags["safety-addresses"] = unix_address(state, "discriminator")
+        flags["discriminator-addresses"] = unix_address(state, "discriminator")
         flags["safety-checks"] = settings.safety_checks
     return process_of(settings, state, name, "services.frontdoor", FRONTDOOR_STAGE, flags, *more)
 

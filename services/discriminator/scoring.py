@@ -71,9 +71,11 @@ class ImageScorer(Protocol):
 
 @dataclass
 class Discriminator:
-    """A scorer behind the limits of one call; counts the scored images."""
+    """A scorer behind the limits of one call; counts the scored images. `classifiers`: what the process can check for
+    unsafe content."""
 
     scorer: ImageScorer
+    classifiers: tuple[str, ...] = ()
     scored_count: int = 0
     draining: bool = False
 

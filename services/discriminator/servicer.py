@@ -49,6 +49,7 @@ class DiscriminatorServicer(DiscriminatorServiceServicer):
             scored_count=self._discriminator.scored_count,
             draining=self._discriminator.draining,
             prompt_cascades=self._discriminator.scorer.prompt_cascades,
+            classifiers=self._discriminator.classifiers,
         )
 
 

@@ -56,7 +56,8 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
             }
 
     scorer = NetworkScorer(tuple(directories), opened, MAX_BATCH_SIZE, inside, busy.add)
-    process = serve(settings, server, Discriminator(scorer), busy, partial(replace, device=str(device)))
+    discriminator = Discriminator(scorer, tuple(settings.classifiers()))
+    process = serve(settings, server, discriminator, busy, partial(replace, device=str(device)))
     if not directories:
         # A fleet's discriminator without a cascade would be one of any.
         process.registration = None

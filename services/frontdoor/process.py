@@ -29,6 +29,7 @@ from services.frontdoor.quality.shadows import Shadows
 from services.frontdoor.requests.image_api import ImageApi
 from services.frontdoor.requests.jobs import Jobs
 from services.frontdoor.requests.limits import Acceptance, Quotas
+from services.frontdoor.routing.abilities import DiscriminatorAbilities
 from services.frontdoor.settings import FrontdoorSettings
 from services.frontdoor.status import publish_levels_forever
 from services.frontdoor.tenants.directory import TenantDirectory
@@ -69,6 +70,7 @@ class Frontdoor(ServiceProcess):
     webhooks: Webhooks
     erasures: Erasures
     fleet: WatchedFleet
+    abilities: DiscriminatorAbilities
     plans: PlanFollower
     drained: asyncio.Event
     admin: RpcServer | None
@@ -158,6 +160,7 @@ class Frontdoor(ServiceProcess):
         self.run_until_closed(self.tenants.follow_forever, "tenants")
         self.run_until_closed(self.usage.run_forever, "usage")
         self.run_until_closed(self.erasures.run_forever, "erasures")
+        self.run_until_closed(self.abilities.ask_forever, "discriminators")
         self.run_until_closed(partial(self.plans.run, self._on_plan), "plan")
 
     async def _tell_whether_accepting(self) -> None:

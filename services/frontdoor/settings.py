@@ -21,7 +21,7 @@ NEEDED = {
     "c2pa_certificate_file": "c2pa_key_file",
     "c2pa_key_file": "c2pa_certificate_file",
     "c2pa_timestamp_url": "c2pa_certificate_file",
-    "safety_checks": "safety_addresses",
+    "safety_checks": "discriminator_addresses",
 }
 
 
@@ -151,8 +151,9 @@ class FrontdoorSettings:
     fall_back: bool = setting(
         True, help="return the light image if no discriminator scores it, or a heavier model fails or would be late"
     )
-    discriminator_addresses: tuple[str, ...] = setting((), help="discriminators besides those of the plan")
-    safety_addresses: tuple[str, ...] = setting((), help="discriminator processes with classifiers of unsafe content")
+    discriminator_addresses: tuple[str, ...] = setting(
+        (), help="discriminators besides those of the plan, for the cascades and the safety checks that each states"
+    )
     safety_checks: tuple[str, ...] = setting(
         (), help="prompt, image or both; without a verdict nothing is returned; empty: none"
     )

@@ -64,6 +64,7 @@ from services.frontdoor.requests.pins import Pins
 from services.frontdoor.requests.safety import SafetyGate
 from services.frontdoor.requests.tenant_requests import TenantRequests
 from services.frontdoor.requests.validation import Validation
+from services.frontdoor.routing.abilities import DiscriminatorAbilities
 from services.frontdoor.routing.cache_writes import CacheWriter
 from services.frontdoor.routing.discriminators import Discriminators
 from services.frontdoor.routing.explaining import Explainer
@@ -149,8 +150,10 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
     wait_factor = settings.part_wait_factor
     texts, images = _embedders(settings, called(EmbedderClient))
     prompts = PromptEmbedder(texts, images, gateway is not None, wait_factor)
-    discriminators = Discriminators(called(DiscriminatorClient), settings.discriminator_addresses)
-    safety = SafetyGate(called(SafetyClient), settings.safety_addresses, frozenset(settings.safety_checks))
+    scorers, checked = settings.discriminator_addresses, frozenset(settings.safety_checks)
+    abilities = DiscriminatorAbilities(called(DiscriminatorClient), scorers, checked)
+    discriminators = Discriminators(called(DiscriminatorClient), scorers, abilities.may_score)
+    safety = SafetyGate(called(SafetyClient), scorers, abilities.may_check, checked)
     pins = Pins(journal, gateway, keeper, journal.pins.clock, settings.quotas.tenant_input_bytes)
     fleet = WatchedFleet(links, catalogue, adapters, prompts, discriminators, settings.worker_addresses)
 
@@ -242,6 +245,7 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
         webhooks=webhooks,
         erasures=erasures,
         fleet=fleet,
+        abilities=abilities,
         plans=PlanFollower(member.controller, instance_id, store=journal, clock=clock),
         drained=drained,
         admin=_admin_server(settings, administration),

@@ -14,15 +14,20 @@ RETRY_MS = 1000
 
 
 class SafetyGate:
-    """Ask the least busy process with classifiers, and another one where one fails. `subjects`: prompts, images or
-    both are checked."""
+    """Ask the least busy process that may have the classifier, and another one where one fails. `subjects`: prompts,
+    images or both are checked."""
 
     def __init__(
-        self, open_client: Callable[[str], SafetyClient], addresses: tuple[str, ...], subjects: frozenset[str]
+        self,
+        open_client: Callable[[str], SafetyClient],
+        addresses: tuple[str, ...],
+        may_check: Callable[[str, str], bool],
+        subjects: frozenset[str],
     ) -> None:
         self._replicas = ServiceReplicas(open_client)
         self._replicas.follow(addresses)
         self._addresses = addresses
+        self._may_check = may_check
         self._subjects = subjects
 
     @property
@@ -43,7 +48,8 @@ class SafetyGate:
     ) -> None:
         if subject not in self._subjects:
             return
-        addresses = self._replicas.least_busy(self._addresses, self._addresses.index)
+        able = [at for at in self._addresses if self._may_check(at, subject)]
+        addresses = self._replicas.least_busy(able or self._addresses, self._addresses.index)
         try:
             verdict = await self._replicas.ask(addresses, ask, lambda address, error: True)
         except PentimentoError as error:

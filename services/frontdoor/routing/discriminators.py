@@ -21,11 +21,17 @@ class Discriminators:
     """Call the least busy discriminator of a cascade, first those where the plan places it; if one fails, call the
     next, at most two."""
 
-    def __init__(self, open_client: Callable[[str], DiscriminatorClient], addresses: tuple[str, ...]) -> None:
-        """Use the operator's `addresses`; `follow` adds the plan's."""
+    def __init__(
+        self,
+        open_client: Callable[[str], DiscriminatorClient],
+        addresses: tuple[str, ...],
+        may_score: Callable[[str, str], bool],
+    ) -> None:
+        """Use the operator's `addresses` for each cascade that they `may_score`; `follow` adds the plan's."""
         self._replicas = ServiceReplicas(open_client)
         self._configured = addresses
-        # Cascades that each discriminator scores, by its address; empty for any.
+        self._may_score = may_score
+        # Cascades that each discriminator scores, by its address; empty for any that it may score.
         self._cascades: dict[str, tuple[str, ...]] = {}
         # Addresses where the plan places each cascade's discriminator.
         self._placed: dict[str, frozenset[str]] = {}
@@ -100,7 +106,11 @@ class Discriminators:
 
     def _next_two(self, cascade: str) -> list[str]:
         placed = self._placed.get(cascade, frozenset())
-        own = [at for at, cascades in self._cascades.items() if not cascades or cascade in cascades]
+        own = [
+            at
+            for at, cascades in self._cascades.items()
+            if (cascade in cascades if cascades else self._may_score(at, cascade))
+        ]
         self._turn += 1
         ranks = {at: (number - self._turn) % len(own) for number, at in enumerate(own)}
         in_order = self._replicas.least_busy(own, ranks.__getitem__)

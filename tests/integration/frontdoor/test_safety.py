@@ -5,19 +5,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite
+from lab.fixtures.frontdoor_suite import REQUEST, FrontdoorSuite, running_suite, until
 from lab.fixtures.paced_worker import PacedWorker
+from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.api.safety.v1.safety_service_pb2_grpc import add_SafetyServiceServicer_to_server
+from pentimento.clients.discriminator import DiscriminatorClient
 from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
 from pentimento.domain.image_request import Progress
 from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.domain.safety import SafetyVerdict
-from pentimento.rpc import RpcServer, RpcServerSettings
+from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings
+from pentimento.rpc.channel import channel_opener
 from services.discriminator.safety import FULL_NAME, SafetyChecks, SafetyServicer
+from services.discriminator.scoring import Discriminator
+from services.discriminator.servicer import FULL_NAME as DISCRIMINATOR
+from services.discriminator.servicer import DiscriminatorServicer
+from services.frontdoor.routing.abilities import DiscriminatorAbilities
 from tests.support.calls import last_completed
 from tests.support.images import a_png
 
@@ -58,7 +66,7 @@ def real_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gated(folder: Path, address: str, *subjects: str) -> Any:
-    return running_suite(folder, safety_addresses=(address,), safety_checks=subjects)
+    return running_suite(folder, discriminator_addresses=(address,), safety_checks=subjects)
 
 
 async def refusal(suite: FrontdoorSuite, prompt: str = REQUEST.prompt, **fields: Any) -> PentimentoError:
@@ -109,6 +117,90 @@ async def test_prompt_without_a_verdict_is_refused(folder: Path, worker: PacedWo
     assert isinstance(error, Unavailable)
     assert (error.reason, "NO_CLASSIFIER" in error.message) == ("SAFETY_UNAVAILABLE", True)
     assert worker.orders == []
+
+
+class CountedChecks(SafetyServicer):
+    """Count the checks, which end as those of a process without classifiers."""
+
+    def __init__(self) -> None:
+        super().__init__(SafetyChecks(frozenset(), dict, 4, nullcontext))
+        self.count = 0
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        self.count += 1
+        return await super().Check(request, context)
+
+
+@asynccontextmanager
+async def stating(
+    folder: Path, cascades: tuple[str, ...], classifiers: tuple[str, ...], checks: SafetyServicer | None = None
+) -> AsyncIterator[str]:
+    """Serve the statement of a discriminator process, and yield its address."""
+    server = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",)), "discriminator")
+    scorer = Discriminator(SimpleNamespace(cascades=cascades, prompt_cascades=()), classifiers)  # type: ignore[arg-type]
+    server.add(add_DiscriminatorServiceServicer_to_server, DiscriminatorServicer(scorer, "d"), DISCRIMINATOR)
+    server.add(add_SafetyServiceServicer_to_server, checks or CountedChecks(), FULL_NAME)
+    await server.start()
+    try:
+        yield server.bound_addresses[0]
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("cascades", "classifiers", "scores", "checks", "missing"),
+    [
+        (("a>b",), ("prompt",), ["a>b"], ["prompt"], ("image",)),
+        ((), ("prompt", "image"), [], ["prompt", "image"], ()),
+        (("a>b", "c>d"), (), ["a>b", "c>d"], [], ("image", "prompt")),
+        ((), (), ["a>b", "c>d"], [], ("image", "prompt")),
+    ],
+    ids=["both", "classifiers only", "cascades only", "any cascade"],
+)
+async def test_discriminator_is_called_for_what_it_states(
+    folder: Path,
+    cascades: tuple[str, ...],
+    classifiers: tuple[str, ...],
+    scores: list[str],
+    checks: list[str],
+    missing: tuple[str, ...],
+) -> None:
+    opening = channel_opener(RpcChannelSettings())
+    async with stating(folder, cascades, classifiers) as address:
+        away = f"unix:{folder / 'away'}"
+        abilities = DiscriminatorAbilities(
+            lambda at: DiscriminatorClient(opening(at)), (address, away), frozenset(("image", "prompt"))
+        )
+        await abilities.ask()
+
+        assert [one for one in ("a>b", "c>d") if abilities.may_score(address, one)] == scores
+        assert [one for one in ("prompt", "image") if abilities.may_check(address, one)] == checks
+        assert abilities.may_score(away, "a>b") and abilities.may_check(away, "image"), "without a statement: anything"
+        assert abilities.missing == missing
+
+
+async def test_prompt_is_checked_by_the_process_that_states_a_classifier(folder: Path, worker: PacedWorker) -> None:
+    scorer = CountedChecks()
+    async with (
+        classifying(folder, prompt=Listed(lambda _: False)) as able,
+        stating(folder, ("a>b",), (), scorer) as address,
+        running_suite(folder, discriminator_addresses=(address, able), safety_checks=("prompt",)) as suite,
+    ):
+        await until(lambda: not suite.frontdoor.abilities.may_check(address, "prompt"))
+        made = [await last_completed(suite.client.generate(REQUEST)) for _ in range(3)]
+
+    assert [bool(one.image) for one in made] == [True] * 3
+    assert scorer.count == 0
+
+
+async def test_frontdoor_without_a_reachable_classifier_says_so(
+    folder: Path, worker: PacedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stating(folder, ("a>b",), ("prompt",)) as address:
+        settings = {"discriminator_addresses": (address,), "safety_checks": ("prompt", "image")}
+        async with running_suite(folder, **settings) as suite:
+            await until(lambda: suite.frontdoor.abilities.missing == ("image",))
+            await until(lambda: "has a classifier for --safety-checks image: nothing is returned" in caplog.text)
 
 
 async def test_image_waits_for_a_verdict_until_its_deadline(folder: Path, worker: PacedWorker) -> None:

@@ -176,6 +176,38 @@ def test_a_move_of_models_by_the_plan_keeps_the_count_for_a_dwell(fleet: Fleet) 
 
 
 @pytest.mark.parametrize(
+    ("models", "count"),
+    [
+        pytest.param(("sd15",), 9, id="one of the two models that moved"),
+        pytest.param(("sdxl",), 0, id="another model"),
+        pytest.param(("sd15", "turbo"), 0, id="both models that moved"),
+        pytest.param((), 0, id="all models"),
+    ],
+)
+def test_move_of_models_holds_only_targets_that_gain_or_lose_a_worker(
+    fleet: Fleet, models: tuple[str, ...], count: int
+) -> None:
+    known = MODELS | {"sdxl"}
+    target = ScaledTarget("unet_worker", models, dwell_s=120.0)
+    running = tuple(ReplicaView(a_worker(f"w{n}", models[0] if models else "sd15")) for n in range(9))
+    for now_s, model in ((0.0, "sd15"), (100.0, "turbo"), (130.0, "turbo")):
+        fleet.now_s = now_s
+        fleet.scaler.look(PlanInput(now_s, running), known, {"w1": model, "w2": "sdxl"})
+        assert fleet.scaler.wanted(target) == (9 if now_s < 130.0 else count)
+
+
+def test_plan_that_moves_models_often_lets_the_count_fall_after_a_dwell(fleet: Fleet) -> None:
+    wanted = []
+    for now_s in range(0, 600, 50):
+        fleet.now_s = float(now_s)
+        fleet.look(*workers(9), assigned={"w1": "sd15" if now_s % 100 else "turbo"})
+        wanted.append(fleet.scaler.wanted(HEAVY))
+
+    # The first move is at 50 s, a dwell has 120 s.
+    assert wanted == [9, 9, 9, 9, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
     ("kind", "service"),
     [
         (ReplicaKind.EMBEDDER, "embedder"),

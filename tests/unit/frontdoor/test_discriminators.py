@@ -47,7 +47,11 @@ class _NotingClient:
 
 
 def discriminators(asked: list[str], *configured: str) -> Discriminators:
-    return Discriminators(lambda address: _NotingClient(address, asked), configured)  # type: ignore[arg-type,return-value]
+    def open_client(address: str) -> Any:
+        return _NotingClient(address, asked)
+
+    # An address states the cascades that its name has after a colon.
+    return Discriminators(open_client, configured, lambda at, cascade: at.partition(":")[2] in ("", cascade))
 
 
 def endpoint(address: str, *cascades: str) -> ServiceEndpoint:
@@ -64,10 +68,18 @@ async def score(them: Discriminators, cascade: str) -> float | None:
         ((), [endpoint("a", "x>y"), endpoint("b", "l>h"), endpoint("c", "l>h")], {"b": 2, "c": 2}, 0.5),
         ((), [endpoint("any"), endpoint("b", "x>y")], {"any": 4}, 0.5),
         (("own",), [], {"own": 4}, 0.5),
+        (("own", "stated:x>y", "stated:l>h"), [], {"own": 2, "stated:l>h": 2}, 0.5),
         ((), [ServiceEndpoint(ReplicaKind.EMBEDDER, "e", "e")], {}, None),
         ((), [endpoint("down", "l>h"), endpoint("b", "l>h")], {"b": 4}, 0.5),
     ],
-    ids=["other cascades are not", "no cascade: any", "the operator's own: any", "other kinds are not", "one is down"],
+    ids=[
+        "other cascades are not",
+        "no cascade: any",
+        "the operator's own: any",
+        "stated ones: theirs",
+        "other kinds are not",
+        "one is down",
+    ],
 )
 async def test_score_calls_discriminators_of_its_cascade(
     configured: tuple[str, ...], followed: list[ServiceEndpoint], asked: dict[str, int], found: float | None

@@ -184,7 +184,7 @@ PENTIMENTO_FRONTDOOR_FEATURE_REUSE: {{ $serving.featureReuse }}
 PENTIMENTO_FRONTDOOR_HANDOVER: {{ $serving.handover | quote }}
 PENTIMENTO_FRONTDOOR_CONTROLNET_PIPELINING: {{ $serving.controlnetPipelining | quote }}
 PENTIMENTO_FRONTDOOR_SAFETY_CHECKS: {{ include "pentimento.text" $serving.safetyChecks | quote }}
-PENTIMENTO_FRONTDOOR_SAFETY_ADDRESSES: {{ include "pentimento.address" (dict "root" .root "service" "discriminator") }}
+PENTIMENTO_FRONTDOOR_DISCRIMINATOR_ADDRESSES: {{ include "pentimento.address" (dict "root" .root "service" "discriminator") }}
 PENTIMENTO_FRONTDOOR_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_FRONTDOOR_STANDBY: "true"
 {{- if .values.admin }}

@@ -275,14 +275,21 @@ class GetStatusResponse(_message.Message):
     SCORED_COUNT_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PROMPT_CASCADES_FIELD_NUMBER: _builtins.int
+    CLASSIFIERS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     scored_count: _builtins.int
     draining: _builtins.bool
     @_builtins.property
-    def cascades(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def cascades(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """That it scores. Empty: any, or none where it has classifiers."""
+
     @_builtins.property
     def prompt_cascades(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the cascades whose discriminators read prompts, once they are loaded."""
+
+    @_builtins.property
+    def classifiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of unsafe content: prompt, image or both."""
 
     def __init__(
         self,
@@ -292,10 +299,11 @@ class GetStatusResponse(_message.Message):
         scored_count: _builtins.int = ...,
         draining: _builtins.bool = ...,
         prompt_cascades: _abc.Iterable[_builtins.str] | None = ...,
+        classifiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascades", b"cascades", "draining", b"draining", "instance_id", b"instance_id", "prompt_cascades", b"prompt_cascades", "scored_count", b"scored_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cascades", b"cascades", "classifiers", b"classifiers", "draining", b"draining", "instance_id", b"instance_id", "prompt_cascades", b"prompt_cascades", "scored_count", b"scored_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
