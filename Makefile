@@ -56,7 +56,7 @@ DOCS_READY := $(VENV)/.installed-docs
 BENCH_READY := $(VENV)/.installed-bench-$(DEVICE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu fuzz lint docs contracts format protos reference manifests client-wheel bench bench-quick setup clean distclean
+.PHONY: help demo test test-rest test-all test-product test-faults test-training test-kernels test-gpu fuzz lint docs contracts sbom audit format protos reference manifests client-wheel bench bench-quick setup clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -110,6 +110,12 @@ docs: $(DOCS_READY) ## build the site in build/site, with the gRPC and HTTP refe
 
 contracts: $(DEV_READY) ## what in the contracts would break a peer of the last version; fails from version 1.0 on
 	$(BIN)/python scripts/breaking_contracts.py
+
+sbom: $(DEV_READY) ## build/sbom: a CycloneDX file of the Python packages in each image
+	$(BIN)/python scripts/sbom.py
+
+audit: $(DEV_READY) ## known vulnerabilities of the pinned versions, by OSV; constraints/accepted.toml lists exceptions
+	$(BIN)/python scripts/audit.py
 
 format: $(DEV_READY) ## put the code into the project's form
 	$(BIN)/ruff check --fix .

@@ -62,6 +62,8 @@ SECOND = {
     "unit/files/test_lora_headers.py",
     "unit/fuzz",
     "unit/monitoring",
+    # Runs pip-audit.
+    "unit/scripts/test_audit.py",
     "unit/tensors/test_device_memory.py",
     "unit/tensors/test_fallbacks.py",
     "unit/tensors/test_outgoing.py",
