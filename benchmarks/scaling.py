@@ -218,7 +218,7 @@ class ScalingTrial:
     async def _embed(self, stop: asyncio.Event) -> None:
         """Embed new texts at the serving embedders, distributed as by a frontdoor, until `stop` is set."""
         opening, draws = channel_opener(RpcChannelSettings()), random.Random()
-        embedders = Embedders(lambda address: EmbedderClient(opening(address)), self._address("embedder"))
+        embedders = Embedders(lambda address: EmbedderClient(opening(address)), [self._address("embedder")])
         while not stop.is_set():
             states = self._statuses()["embedder"].states
             embedders.follow([self._address(name) for name, state in states.items() if state == "serving"])

@@ -53,7 +53,7 @@ ALLOWED_CALLS: Mapping[str, Mapping[str, Methods]] = {
         # A tenant that moved is known to its former cell.
         "frontdoor": {f"{_API}.frontdoor.v1.FrontdoorService": ("FindKey",)},
         "controller": _FLEET,
-        "embedder": {f"{_API}.embedder.v1.EmbedderService": ("EmbedText", "EmbedImage")},
+        "embedder": {f"{_API}.embedder.v1.EmbedderService": ("EmbedText", "EmbedImage", "GetInfo")},
         "vectordb-gateway": {
             f"{_API}.vectordb.v1.VectordbGatewayService": _named(
                 "Lookup ListNeighbours Reserve Commit Release ReportBadObject "

@@ -43,6 +43,7 @@ REMOVED = {
     "http_connections": "an edge has 1024 HTTP connections",
     "hysteresis": "`policy_options` takes it, as hysteresis=NUMBER",
     "image_alpha": "`alpha` is for refined images, too",
+    "image_embedder_address": "`embedder_address` names all embedders, each states its space",
     "index_build_least_count": "searches scan below 10000 entries",
     "index_build_most_count": "20000 written entries start a build",
     "index_build_share": "a build starts when a twentieth of the entries changed",

@@ -316,10 +316,9 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
                 "cascade": settings.cascade.models,
                 "confidence-threshold": settings.cascade.confidence_threshold,
             }
-    if settings.image_encoder is not None:
-        flags["image-embedder-address"] = unix_address(state, IMAGE_EMBEDDER)
     if settings.cached:
-        flags["embedder-address"] = unix_address(state, "embedder")
+        names = ("embedder", IMAGE_EMBEDDER) if settings.image_encoder is not None else ("embedder",)
+        flags["embedder-address"] = tuple(unix_address(state, name) for name in names)
         flags["gateway-address"] = unix_address(state, "gateway")
     if settings.safety_checks:
         flags["discriminator-addresses"] = unix_address(state, "discriminator")

@@ -6,6 +6,7 @@ import grpc.aio
 
 from pentimento.api.embedder.v1 import embedder_service_pb2 as pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import EmbedderServiceServicer
+from pentimento.domain.embedding import Space
 from pentimento.wire.codec import nested
 from services.embedder.embedder import Embedder
 
@@ -14,8 +15,9 @@ FULL_NAME = pb.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 
 
 class EmbedderServicer(EmbedderServiceServicer):
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, space: Space) -> None:
         self._embedder = embedder
+        self._space = space
 
     async def EmbedText(self, request: pb.EmbedTextRequest, context: Context) -> pb.EmbedTextResponse:
         embeddings = await self._embedder.embed_texts(request.texts, request.memo_partition)
@@ -37,4 +39,5 @@ class EmbedderServicer(EmbedderServiceServicer):
             # Memo hits are in no batch.
             mean_batch_size=thread.item_count / thread.batch_count if thread.batch_count else 0.0,
             embeds_images=model.images is not None,
+            space=self._space.value,
         )

@@ -50,7 +50,7 @@ def wire(settings: EmbedderSettings, open_model: OpenModel = open_model) -> Embe
     device = exact_device(settings.device)
     server = RpcServer(settings.rpc, "embedder")
     embedder = Embedder()
-    server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder), FULL_NAME)
+    server.add(add_EmbedderServiceServicer_to_server, EmbedderServicer(embedder, settings.space), FULL_NAME)
     kind = ReplicaKind.IMAGE_EMBEDDER if settings.space is Space.IMAGE else ReplicaKind.EMBEDDER
     member = FleetMember(server, kind, settings)
     registration = member.registration(

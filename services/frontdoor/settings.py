@@ -17,7 +17,6 @@ from pentimento.settings import setting
 NEEDED = {
     "webhook_hosts": "signing_key_file",
     "make_signing_key": "signing_key_file",
-    "image_embedder_address": "embedder_address",
     "c2pa_certificate_file": "c2pa_key_file",
     "c2pa_key_file": "c2pa_certificate_file",
     "c2pa_timestamp_url": "c2pa_certificate_file",
@@ -124,9 +123,10 @@ class FrontdoorSettings:
         "retention has ended; empty: all cells",
     )
     tenants_url: str = setting("", help="ledger of tenants, the same for all cells; empty: the journal's")
-    embedder_address: str = setting("", help="embedder to use while the plan has none; empty: no cache")
-    image_embedder_address: str = setting(
-        "", help="embedder of images, and of prompts that search for them; empty: the embedder"
+    embedder_address: tuple[str, ...] = setting(
+        (),
+        help="embedders to use while the plan has none; of several each states its space: one of images embeds images, "
+        "and prompts that search for them; empty: no cache",
     )
     gateway_address: str = setting("", help="vectordb gateway; empty: no cache, and no page of it in the console")
     controller_address: str = setting("", help="controller, and its standbys; empty: none")

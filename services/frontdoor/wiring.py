@@ -22,6 +22,7 @@ from pentimento.clients.gateway import GatewayClient
 from pentimento.dataplane import Dataplane, DataplaneSettings, effects
 from pentimento.dataplane.demand_report import DemandReport, StartCounts
 from pentimento.domain.clock import Backoff, Clock, SystemClock
+from pentimento.domain.embedding import Space
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.files.ed25519_keys import keep_signing_keys, read_private_key
@@ -316,14 +317,13 @@ def _step_rules(settings: FrontdoorSettings, catalogue: Catalogue, adapters: Ada
 
 def _embedders(
     settings: FrontdoorSettings, client: Callable[[str], EmbedderClient]
-) -> tuple[Embedders, Embedders] | tuple[None, None]:
-    """Return the embedders of texts and of images, each the plan's and the configured one: the same ones unless images
-    have an encoder of their own. None, and no cache, if none is configured."""
-    if not settings.embedder_address:
-        return None, None
-    texts = Embedders(client, settings.embedder_address)
-    own = settings.image_embedder_address
-    return texts, Embedders(client, own) if own else texts
+) -> tuple[Embedders | None, Embedders | None]:
+    """Return the embedders of texts, and of images if they may have an encoder of their own, each the plan's and the
+    configured ones. None, and no cache, if none is configured."""
+    given = settings.embedder_address
+    if len(given) < 2:
+        return (Embedders(client, given) if given else None), None
+    return Embedders(client, given, Space.TEXT), Embedders(client, given, Space.IMAGE)
 
 
 def _credentials(settings: FrontdoorSettings) -> ContentCredentials | None:

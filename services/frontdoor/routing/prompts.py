@@ -16,12 +16,12 @@ EMBED_S = 0.25
 
 @dataclass(frozen=True)
 class PromptEmbedder:
-    """Call the embedders. `images` embeds images, and prompts to find them: it is `texts` itself unless images have an
-    encoder of their own; both are None if no embedder is configured. `searched`: there is a cache to search.
-    `wait_factor` multiplies the waits for parts that requests can do without."""
+    """Call the embedders. `image_encoders` embed images, and prompts to find them; None, or absent, if `texts` does.
+    Both are None if no embedder is configured. `searched`: there is a cache to search. `wait_factor` multiplies the
+    waits for parts that requests can do without."""
 
     texts: Embedders | None
-    images: Embedders | None
+    image_encoders: Embedders | None
     searched: bool
     wait_factor: float
 
@@ -30,9 +30,14 @@ class PromptEmbedder:
         return self.images is not None and self.images.embeds_images
 
     @property
+    def images(self) -> Embedders | None:
+        return self._own_images or self.texts
+
+    @property
     def _own_images(self) -> Embedders | None:
         """Return the images' own encoder; None if they have the one of texts."""
-        return self.images if self.images is not self.texts else None
+        own = self.image_encoders
+        return None if own is None or own.absent else own
 
     def follow(self, endpoints: Sequence[ServiceEndpoint]) -> None:
         """Call the plan's embedders in addition to the configured ones."""

@@ -18,7 +18,7 @@ from pentimento.api.vectordb.v1.vectordb_gateway_service_pb2_grpc import (
     add_VectordbGatewayServiceServicer_to_server,
 )
 from pentimento.domain.cache import Neighbour
-from pentimento.domain.errors import PentimentoError
+from pentimento.domain.errors import PentimentoError, Unavailable
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, Start
 from pentimento.rpc import RpcServer, RpcServerSettings
 from pentimento.wire.codec import encode
@@ -45,10 +45,12 @@ class Mood:
 
 
 class ChosenEmbedder(EmbedderServiceServicer, Mood):
-    """Embed as the test chooses. `images` records embedded images; `image_error` is raised only for images."""
+    """Embed as the test chooses. `images` records embedded images; `image_error` is raised only for images. `space` is
+    stated, "" by an embedder that is being loaded."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.space = "text"
         self.images: list[bytes] = []
         self.image_error: PentimentoError | None = None
         self.image_calls = self.text_calls = 0
@@ -75,6 +77,11 @@ class ChosenEmbedder(EmbedderServiceServicer, Mood):
             for _ in request.images
         ]
         return embedder_pb.EmbedImageResponse(embeddings=vectors)
+
+    async def GetInfo(self, request: embedder_pb.GetInfoRequest, context: Any) -> embedder_pb.GetInfoResponse:
+        if not self.space:
+            raise Unavailable("LOADING", "the encoder is being loaded", retry_after_ms=1)
+        return embedder_pb.GetInfoResponse(space=self.space)
 
 
 class ChosenGateway(VectordbGatewayServiceServicer, Mood):

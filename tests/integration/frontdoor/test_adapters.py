@@ -298,7 +298,7 @@ async def test_lookup_scope_contains_adapters(folder: Path, worker: PacedWorker)
         replace(CONTROLLED, controlnets=(replace(net, conditioning_scale=0.5),)),
         replace(CONTROLLED, controlnets=(replace(net, end_fraction=0.5),)),
     ]
-    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address) as suite:
+    async with suite_with_adapters(folder, worker, embedder_address=(address,), gateway_address=address) as suite:
         for request in asked:
             await suite.paint(replace(request, num_inference_steps=50))
     await cache.stop()
@@ -326,7 +326,7 @@ async def test_latents_after_lora_start_are_not_stored_without_it(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     cache = await serve_cache(ChosenEmbedder(), gateway, address)
     worker.loras_after = loras_after
-    async with suite_with_adapters(folder, worker, embedder_address=address, gateway_address=address) as suite:
+    async with suite_with_adapters(folder, worker, embedder_address=(address,), gateway_address=address) as suite:
         await suite.paint(replace(STYLED, num_inference_steps=50))
         await gateway.wait_until(lambda: gateway.committed)
     await cache.stop()

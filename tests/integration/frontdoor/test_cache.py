@@ -47,7 +47,7 @@ async def cached_suite(
 ) -> AsyncIterator[FrontdoorSuite]:
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(folder, embedder_address=address, gateway_address=address, **settings) as suite:
+    async with running_suite(folder, embedder_address=(address,), gateway_address=address, **settings) as suite:
         yield suite
     await server.stop()
 

@@ -53,7 +53,7 @@ async def test_cache_without_savings_is_used_by_one_in_sixteen(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     gateway.start = FromNoise()
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(folder, embedder_address=address, gateway_address=address, cache_cost_ms=5.0) as suite:
+    async with running_suite(folder, embedder_address=(address,), gateway_address=address, cache_cost_ms=5.0) as suite:
         # The speed is known after the first image: the second one's lookup counts.
         first = await generate(suite, 2)
         later = await generate(suite, 32)
@@ -79,7 +79,9 @@ async def test_worthwhile_cache_is_used_by_all(
     gateway, address = ChosenGateway(), f"unix:{folder / 'c'}"
     gateway.start = HIT if cost_ms else FromNoise()
     server = await serve_cache(embedder, gateway, address)
-    async with running_suite(folder, embedder_address=address, gateway_address=address, cache_cost_ms=cost_ms) as suite:
+    async with running_suite(
+        folder, embedder_address=(address,), gateway_address=address, cache_cost_ms=cost_ms
+    ) as suite:
         reasons = await generate(suite, 34)
     await server.stop()
 

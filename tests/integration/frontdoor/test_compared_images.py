@@ -48,7 +48,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def compared(folder: Path, confidence: float, **changes: Any) -> AsyncIterator[tuple[CascadeSuite, DemandReport]]:
     address = f"unix:{folder / 'e'}"
     server = await serve_cache(TellingEmbedder(), ChosenGateway(), address)  # type: ignore[abstract]
-    given = {"embedder_address": address, **changes}
+    given = {"embedder_address": (address,), **changes}
     async with running_cascade(folder, confidence, **given) as cascade:
         frontdoor = cascade.suite.frontdoor
         yield cascade, DemandReport(frontdoor.interpreter.dataplane, frontdoor.shadows.counts)

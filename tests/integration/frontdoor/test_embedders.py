@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pentimento.api.embedder.v1 import embedder_service_pb2 as embedder_pb
 from pentimento.api.embedder.v1.embedder_service_pb2_grpc import add_EmbedderServiceServicer_to_server
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.clients.embedders import Embedders
@@ -28,9 +27,6 @@ class CountingEmbedder(ChosenEmbedder):
     async def pass_by(self) -> None:
         self.call_count += 1
         await super().pass_by()
-
-    async def GetInfo(self, request: embedder_pb.GetInfoRequest, context: Any) -> embedder_pb.GetInfoResponse:
-        return embedder_pb.GetInfoResponse()
 
 
 @asynccontextmanager
@@ -56,7 +52,7 @@ def at(folder: Path, number: int) -> str:
 
 
 def embedders(folder: Path, planned: int) -> Embedders:
-    made = Embedders(lambda address: EmbedderClient(open_channel(address, RpcChannelSettings())), at(folder, 0))
+    made = Embedders(lambda address: EmbedderClient(open_channel(address, RpcChannelSettings())), [at(folder, 0)])
     made.follow([at(folder, number) for number in range(planned)])
     return made
 

@@ -34,7 +34,7 @@ async def reading(
     """Run a cascade with an embedder, with rejected light images, and with a cache if a gateway is given."""
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder or ChosenEmbedder(), gateway or ChosenGateway(), address)
-    addresses = {"embedder_address": address} | ({"gateway_address": address} if gateway else {})
+    addresses = {"embedder_address": (address,)} | ({"gateway_address": address} if gateway else {})
     try:
         async with running_cascade(folder, 0.2, **{**addresses, **changes}) as cascade:
             yield cascade

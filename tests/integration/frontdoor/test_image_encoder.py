@@ -28,6 +28,7 @@ class ClipEmbedder(ChosenEmbedder):
     def __init__(self) -> None:
         super().__init__()
         self.encoder_digest = CLIP
+        self.space = "image"
 
     async def EmbedText(self, request: embedder_pb.EmbedTextRequest, context: Any) -> embedder_pb.EmbedTextResponse:
         await super().EmbedText(request, context)
@@ -67,18 +68,25 @@ async def suite_of_two(
 ) -> AsyncIterator[FrontdoorSuite]:
     first, second = f"unix:{folder / 'c'}", f"unix:{folder / 'i'}"
     servers = [await serve_cache(texts, gateway, first), await serve_cache(images, ChosenGateway(), second)]
-    given = {"embedder_address": first, "image_embedder_address": second, "gateway_address": first}
+    given = {"embedder_address": (first, second), "gateway_address": first}
     async with running_suite(folder, **{**given, **settings}) as suite:
         yield suite
     for server in servers:
         await server.stop()
 
 
+@pytest.mark.parametrize("order", [("c", "i"), ("i", "c")])
 async def test_prompt_is_embedded_by_both_and_image_by_its_own_encoder(
-    folder: Path, worker: PacedWorker, texts: ChosenEmbedder, images: ClipEmbedder, gateway: ChosenGateway
+    folder: Path,
+    worker: PacedWorker,
+    texts: ChosenEmbedder,
+    images: ClipEmbedder,
+    gateway: ChosenGateway,
+    order: tuple[str, str],
 ) -> None:
     gateway.neighbours = (Neighbour("one", 0.75, by_image=False),)
-    async with suite_of_two(folder, texts, images, gateway) as suite:
+    addresses = tuple(f"unix:{folder / name}" for name in order)
+    async with suite_of_two(folder, texts, images, gateway, embedder_address=addresses) as suite:
         completed = await suite.paint(FIFTY)
         await gateway.wait_until(lambda: gateway.committed)
         explained = await suite.client.explain(FIFTY, neighbour_count=1)
@@ -90,6 +98,40 @@ async def test_prompt_is_embedded_by_both_and_image_by_its_own_encoder(
     assert (committed.text_embedding.encoder_digest, committed.image_embedding.encoder_digest) == (SENTENCES, CLIP)
     assert (texts.images, images.images) == ([], [completed.image])
     assert explained.neighbours == gateway.neighbours
+
+
+async def test_image_is_embedded_by_one_of_two_embedders_of_texts(
+    folder: Path, worker: PacedWorker, texts: ChosenEmbedder, gateway: ChosenGateway
+) -> None:
+    other = ChosenEmbedder()
+    async with suite_of_two(folder, texts, other, gateway) as suite:
+        # Both are asked for their space first.
+        await suite.paint(FIFTY)
+        await gateway.wait_until(lambda: gateway.committed)
+        completed = await suite.paint(FIFTY)
+        await gateway.wait_until(lambda: len(gateway.committed) == 2)
+
+    committed = gateway.committed[1]
+    assert texts.images + other.images == [completed.image] * 2
+    assert not committed.HasField("image_embedding") or committed.image_embedding.encoder_digest == SENTENCES
+    assert not gateway.lookups[-1].HasField("image_query")
+
+
+async def test_image_waits_for_the_statement_of_every_embedder(
+    folder: Path, worker: PacedWorker, texts: ChosenEmbedder, images: ClipEmbedder, gateway: ChosenGateway
+) -> None:
+    images.space = ""
+    async with suite_of_two(folder, texts, images, gateway) as suite:
+        first = await suite.paint(FIFTY)
+        await gateway.wait_until(lambda: gateway.committed)
+        assert (texts.images, images.images) == ([], []), "an image of an unknown encoder is embedded by none"
+
+        images.space = "image"
+        second = await suite.paint(FIFTY)
+        await gateway.wait_until(lambda: len(gateway.committed) == 2)
+
+    assert "image reuse skipped: image_embedder unavailable" in first.provenance.notes
+    assert (texts.images, images.images) == ([], [second.image])
 
 
 @pytest.mark.parametrize("error", [DOWN, None], ids=["down", "hanging"])

@@ -86,7 +86,7 @@ async def watched(
 ) -> AsyncIterator[FrontdoorSuite]:
     address = f"unix:{folder / 'c'}"
     server = await serve_cache(embedder or ChosenEmbedder(), gateway, address)
-    given = {**ALWAYS, "embedder_address": address, "gateway_address": address, **changes}
+    given = {**ALWAYS, "embedder_address": (address,), "gateway_address": address, **changes}
     async with running_suite(folder, **given) as suite:
         yield suite
     await server.stop()
@@ -129,8 +129,9 @@ async def test_latent_hit_is_named_by_encoder_of_texts_and_scored_by_encoder_of_
 ) -> None:
     texts, images, address = ChosenEmbedder(), ChosenEmbedder(), f"unix:{folder / 'i'}"
     texts.image_error, images.encoder_digest = FailedPrecondition("NO_IMAGE_TOWER", "texts only"), "sha256:clip"
+    images.space = "image"
     server = await serve_cache(images, ChosenGateway(), address)
-    async with watched(folder, gateway, texts, image_embedder_address=address) as suite:
+    async with watched(folder, gateway, texts, embedder_address=(f"unix:{folder / 'c'}", address)) as suite:
         await suite.paint(FIFTY)
         await until(lambda: bool(gateway.reports))
     await server.stop()

@@ -93,7 +93,7 @@ async def planned_parts(
     address = f"unix:{folder / 'c'}"
     served = await serve_cache(ChosenEmbedder(), gateway, address)
     async with running_parts(folder, 0.9) as parts:
-        yield parts, parts.settings | {"cascade": (), "embedder_address": address, "gateway_address": address}
+        yield parts, parts.settings | {"cascade": (), "embedder_address": (address,), "gateway_address": address}
     await served.stop()
 
 

@@ -58,7 +58,7 @@ async def real_suite(folder: Path, *flags: str) -> AsyncIterator[tuple[Frontdoor
         running_suite(
             folder,
             worker_addresses=(f"unix:{folder / 'w'}",),
-            embedder_address=address,
+            embedder_address=(address,),
             gateway_address=gateway.process.server.bound_addresses[0],
         ) as suite,
     ):

@@ -137,7 +137,7 @@ async def stating(
 ) -> AsyncIterator[str]:
     """Serve the statement of a discriminator process, and yield its address."""
     server = RpcServer(RpcServerSettings(listen=(f"unix:{folder / 's'}",)), "discriminator")
-    scorer = Discriminator(SimpleNamespace(cascades=cascades, prompt_cascades=()), classifiers)  # type: ignore[arg-type]
+    scorer = Discriminator(SimpleNamespace(cascades=cascades, prompt_cascades=()), classifiers)
     server.add(add_DiscriminatorServiceServicer_to_server, DiscriminatorServicer(scorer, "d"), DISCRIMINATOR)
     server.add(add_SafetyServiceServicer_to_server, checks or CountedChecks(), FULL_NAME)
     await server.start()

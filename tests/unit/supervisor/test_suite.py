@@ -174,8 +174,9 @@ def test_image_encoder_has_own_embedder(tmp_path: Path) -> None:
     images = flags_of(suite, "image-embedder")
     assert (images["--encoder"], images["--space"]) == ("/clip", "image")
     told = flags_of(suite, "frontdoor")
-    assert told["--image-embedder-address"] == images["--listen"] != told["--embedder-address"]
-    assert "--image-embedder-address" not in flags_of(alone, "frontdoor")
+    own = flags_of(suite, "embedder")["--listen"]
+    assert told["--embedder-address"] == f"{own},{images['--listen']}"
+    assert flags_of(alone, "frontdoor")["--embedder-address"] == own
     group = next(group for group in suite.groups if group.name == "image_embedder")
     assert [group.spec(number).name for number in range(2)] == ["image-embedder", "image-embedder-1"]
 

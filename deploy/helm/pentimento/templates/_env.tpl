@@ -171,8 +171,7 @@ PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.un
 {{- $serving := .root.Values.serving -}}
 {{ include "pentimento.env.advertised" . }}
 {{- if and .root.Values.embedder.enabled .root.Values.gateway.enabled }}
-PENTIMENTO_FRONTDOOR_EMBEDDER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "embedder") }}
-PENTIMENTO_FRONTDOOR_IMAGE_EMBEDDER_ADDRESS: {{ ternary (include "pentimento.address" (dict "root" .root "service" "image-embedder")) "" (ne $serving.imageEncoder "") | quote }}
+PENTIMENTO_FRONTDOOR_EMBEDDER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "embedder") }}{{ if $serving.imageEncoder }},{{ include "pentimento.address" (dict "root" .root "service" "image-embedder") }}{{ end }}
 PENTIMENTO_FRONTDOOR_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "vectordb-gateway") }}
 {{- end }}
 PENTIMENTO_FRONTDOOR_DEFAULT_MODEL: {{ $serving.heavy }}

@@ -162,6 +162,7 @@ class GetInfoResponse(_message.Message):
     MEMO_MISS_COUNT_FIELD_NUMBER: _builtins.int
     MEAN_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     EMBEDS_IMAGES_FIELD_NUMBER: _builtins.int
+    SPACE_FIELD_NUMBER: _builtins.int
     encoder_name: _builtins.str
     encoder_digest: _builtins.str
     dimension_count: _builtins.int
@@ -170,6 +171,8 @@ class GetInfoResponse(_message.Message):
     mean_batch_size: _builtins.float
     embeds_images: _builtins.bool
     """False for a sentence encoder: EmbedImage refuses with `NO_IMAGE_TOWER`."""
+    space: _builtins.str
+    """Of the cache that it serves: text, or image for an encoder of images next to one of texts."""
     def __init__(
         self,
         *,
@@ -180,10 +183,11 @@ class GetInfoResponse(_message.Message):
         memo_miss_count: _builtins.int = ...,
         mean_batch_size: _builtins.float = ...,
         embeds_images: _builtins.bool = ...,
+        space: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension_count", b"dimension_count", "embeds_images", b"embeds_images", "encoder_digest", b"encoder_digest", "encoder_name", b"encoder_name", "mean_batch_size", b"mean_batch_size", "memo_hit_count", b"memo_hit_count", "memo_miss_count", b"memo_miss_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimension_count", b"dimension_count", "embeds_images", b"embeds_images", "encoder_digest", b"encoder_digest", "encoder_name", b"encoder_name", "mean_batch_size", b"mean_batch_size", "memo_hit_count", b"memo_hit_count", "memo_miss_count", b"memo_miss_count", "space", b"space"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
