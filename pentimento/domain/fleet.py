@@ -299,7 +299,8 @@ class ReplicaReport:
     """A heartbeat. Counts are totals since the replica's start, `busy_share` is 0..1 since the last report.
     `plan_version`: of the plan that the replica follows. `component_changes`: components that came to its disk or
     left it since the last answered report, or all components with `all_components`. `load_speeds`: as
-    its loads of models or ControlNets measured them; `lora_speeds`: as a worker's loads of LoRAs."""
+    its loads of models or ControlNets measured them; `lora_speeds`: as a worker's loads of LoRAs. `edge_count`: edges
+    that called it in the last minute; `edge_call_count`: their running calls."""
 
     instance_id: str
     generation: int
@@ -317,6 +318,8 @@ class ReplicaReport:
     all_components: bool = False
     load_speeds: tuple[TierSpeed, ...] = ()
     lora_speeds: tuple[TierSpeed, ...] = ()
+    edge_count: int = 0
+    edge_call_count: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pentimento.policies.plan.inputs import AllocationProfile, ModelDemand, Plan
 from pentimento.policies.scaling import Averages, DwellWindow, RecentArrivals, needed_for_calls, needed_workers
 
 EDGE = "edge"
-# The kind of replica with the calls that count. Edges do not register: the frontdoors' calls come from them.
-KINDS = {kind.value: kind for kind in ReplicaKind} | {EDGE: ReplicaKind.FRONTDOOR}
+# Edges have no token of the suite to register with: frontdoors report them.
+SERVICES = frozenset({EDGE, *(kind.value for kind in ReplicaKind)})
 WORKERS = ReplicaKind.UNET_WORKER.value
 # Seconds before a count that is no longer needed falls, as of Kubernetes' autoscaler, and until a new worker serves.
 DWELL_S, START_S = 300.0, 60.0
@@ -68,7 +68,7 @@ class ReplicaCounts:
         if self._fleet is None or self._fleet.now_s != fleet.now_s:
             self._demand |= {one.model: one for one in fleet.demand}
             self._arrivals.update(now_s, {one.model: one.arrivals_per_s for one in fleet.demand})
-        self._calls.update(now_s, {kind.value: _calls(fleet, kind) for kind in ReplicaKind})
+        self._calls.update(now_s, {service: _calls(fleet, service) for service in SERVICES})
         self._fleet = replace(fleet, profiles=tuple(self._costs.values()))
         self._waiting = _waiting(fleet.replicas)
         moves = [(self._assigned.get(worker, model), model) for worker, model in assigned.items()]
@@ -104,7 +104,7 @@ class ReplicaCounts:
     def _needed(self, target: ScaledTarget) -> int:
         assert self._fleet is not None
         if target.service != WORKERS:
-            return needed_for_calls(self._calls.value(KINDS[target.service].value), target.calls)
+            return needed_for_calls(self._calls.value(target.service), target.calls)
         models = target.models or tuple(sorted(self.models))
         fleet = replace(self._fleet, demand=tuple(self._demand.values()))
         return needed_workers(fleet, models, self._slo_s, self._arrivals, self._waiting, target.start_s)
@@ -112,14 +112,17 @@ class ReplicaCounts:
     def _live_count(self, target: ScaledTarget) -> int:
         assert self._fleet is not None
         if target.service == EDGE:
-            return 0
-        live = [view.replica for view in self._fleet.replicas if view.replica.kind is KINDS[target.service]]
+            # With cells an edge calls several frontdoors.
+            return max((view.report.edge_count for view in self._fleet.replicas if view.report), default=0)
+        live = [view.replica for view in self._fleet.replicas if view.replica.kind.value == target.service]
         return sum(not target.models or one.held_model in target.models for one in live)
 
 
-def _calls(fleet: PlanInput, kind: ReplicaKind) -> float:
-    """Return the calls that run or wait at the live replicas of a kind."""
-    reports = [view.report for view in fleet.replicas if view.replica.kind is kind and view.report is not None]
+def _calls(fleet: PlanInput, service: str) -> float:
+    """Return the calls that run or wait at the live replicas of a service; of edges, their calls at frontdoors."""
+    if service == EDGE:
+        return float(sum(view.report.edge_call_count for view in fleet.replicas if view.report is not None))
+    reports = [view.report for view in fleet.replicas if view.replica.kind.value == service and view.report is not None]
     return float(sum(report.running_count + report.queue_length for report in reports))
 
 

@@ -29,6 +29,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from pentimento.rpc.context import EDGE_AGENT
 from pentimento.rpc.errors import too_many_calls
 from pentimento.telemetry.metrics import LATENCY_BUCKETS_S
 
@@ -61,6 +62,40 @@ class Seats:
         self._by_key[key] -= 1
         if not self._by_key[key]:
             del self._by_key[key]
+
+
+# Edges that are counted, and the seconds that an edge counts after its last call.
+MOST_EDGES, EDGE_SEEN_S = 256, 60.0
+
+
+class EdgeCalls:
+    """Count the edges that call this server, and their running calls. Clients name themselves: a client that claims to
+    be an edge changes the number of edges that an autoscaler receives, and nothing else."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.running_count = 0
+        # Seconds of the newest call's begin, by the edge's user agent.
+        self._seen_s: dict[str, float] = {}
+
+    def begin(self, agent: object, at_end: Callable[[Callable[[str], None]], None]) -> None:
+        """Count a call with that user agent, if it is an edge's; `at_end` receives what ends it. Changes state."""
+        if not isinstance(agent, str) or not agent.startswith(EDGE_AGENT):
+            return
+        if agent in self._seen_s or self.count < MOST_EDGES:
+            self._seen_s[agent] = self._clock()
+        self.running_count += 1
+        at_end(self._end)
+
+    @property
+    def count(self) -> int:
+        """Return the number of edges that have called recently."""
+        oldest_s = self._clock() - EDGE_SEEN_S
+        self._seen_s = {agent: seen_s for agent, seen_s in self._seen_s.items() if seen_s >= oldest_s}
+        return len(self._seen_s)
+
+    def _end(self, _: str) -> None:
+        self.running_count -= 1
 
 
 # Calls of one key that begin immediately, at any rate.

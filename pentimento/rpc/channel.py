@@ -29,6 +29,7 @@ from pentimento.telemetry.tracing import outgoing, request_id
 Authorization = Callable[[], str | None]
 # Opens a connection with these credentials; None for no TLS.
 Connect = Callable[[grpc.ChannelCredentials | None], grpc.aio.Channel]
+Options = tuple[tuple[str, int | str], ...]
 # Opens a channel to an address.
 ChannelOpener = Callable[[str], grpc.aio.Channel]
 
@@ -48,16 +49,21 @@ def open_channel(
     *,
     own_connection: bool = False,
     credentials: ClientCredentials | None = None,
+    user_agent: str = "",
 ) -> grpc.aio.Channel:
     """Return a channel to "unix:/path" or "host:port"; it connects with its first call. `token` replaces
     `service_token_file`; `own_connection`: no other channel shares its connection; `credentials`: those of the
-    settings, for callers that open many channels; they survive files that are temporarily invalid.
+    settings, for callers that open many channels; they survive files that are temporarily invalid; `user_agent`: begins
+    the header of that name.
 
     SettingsError if the token or the certificates cannot be read, InvalidArgument for an invalid `token`, RuntimeError
     in a process forked from one with channels: it lacks gRPC's threads, and its first call would wait for ever.
     """
     authorization = authorization_of(token, settings.service_token_file)
-    return _opened(address, settings, authorization, credentials, (OWN_CONNECTION,) if own_connection else ())
+    options: Options = (OWN_CONNECTION,) if own_connection else ()
+    if user_agent:
+        options += (("grpc.primary_user_agent", user_agent),)
+    return _opened(address, settings, authorization, credentials, options)
 
 
 def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> ChannelOpener:
@@ -76,7 +82,7 @@ def _opened(
     settings: RpcChannelSettings,
     authorization: Authorization,
     credentials: ClientCredentials | None,
-    own: tuple[tuple[str, int], ...] = (),
+    own: Options = (),
 ) -> grpc.aio.Channel:
     options = channel_options() + own
     _PROCESSES.add(os.getpid())

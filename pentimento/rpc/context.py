@@ -59,5 +59,7 @@ def detached_context() -> contextvars.Context:
 AUTHORIZATION = "authorization"
 BEARER = "Bearer "
 REQUEST_ID = "x-request-id"
+# Names the client's program. Of an edge's calls it begins with EDGE_AGENT and the edge's instance id.
+USER_AGENT, EDGE_AGENT = "user-agent", "pentimento-edge/"
 # Binary, as its suffix says; where every gRPC library looks for a google.rpc.Status.
 STATUS_DETAILS = "grpc-status-details-bin"

@@ -31,9 +31,9 @@ from pentimento.rpc.access import (
     log_call,
     subject_of,
 )
-from pentimento.rpc.call_limits import CALLS, CallShaper, MethodMeter, Seats
+from pentimento.rpc.call_limits import CALLS, CallShaper, EdgeCalls, MethodMeter, Seats
 from pentimento.rpc.callers import CallerCheck, any_names
-from pentimento.rpc.context import AUTHORIZATION, REQUEST_ID
+from pentimento.rpc.context import AUTHORIZATION, REQUEST_ID, USER_AGENT
 from pentimento.rpc.errors import answer_with, code_of, explain, shutting_down
 from pentimento.rpc.intake import Intake
 from pentimento.rpc.relay import CallTurns, is_relayed, relayed_peer
@@ -144,7 +144,7 @@ class Pipeline:
         self._unary: Tasks = set()
         self._streams: Tasks = set()
         self._exempt: Tasks = set()
-        # Calls that this process has begun.
+        self.edges = EdgeCalls()
         self._begun_count = 0
         self._closed = False
 
@@ -280,15 +280,16 @@ class Pipeline:
         return Call(method, context.peer())
 
     async def _admit(self, call: Call, context: Context) -> None:
-        """Check request id, authentication, deadline, shaping and limits: raise the rejection, else fill the call's
-        context."""
-        authorization = offered_id = None
+        """Check request id, token, deadline, rate and limits: raise the rejection, else fill the call's context."""
+        authorization = offered_id = agent = None
         carried: dict[str, str] = {}
         for key, value in context.invocation_metadata() or ():
             if key == AUTHORIZATION:
                 authorization = value if authorization is None else SEVERAL_TOKENS
             elif key == REQUEST_ID:
                 offered_id = value
+            elif key == USER_AGENT and call.method.needs_caller:
+                agent = value
             elif key in (TRACEPARENT, TRACESTATE) and isinstance(value, str):
                 carried[key] = value
         request_id.set(accept_request_id(offered_id))
@@ -299,6 +300,7 @@ class Pipeline:
         if call.method.needs_caller:
             await self._identify(call, context, authorization)
         self._seat(call, context)
+        self.edges.begin(agent, call.holds)
 
     async def _identify(self, call: Call, context: Context, authorization: Any) -> None:
         """Shape a stranger's rejections by address, as a tenant's calls are by tenant. Processes of the suite call one

@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from pentimento.domain.tenants import Role
 from pentimento.rpc import health
 from pentimento.rpc.access import ANY_TOKEN, Access, declared_access
+from pentimento.rpc.call_limits import EdgeCalls
 from pentimento.rpc.callers import caller_check
 from pentimento.rpc.credentials import server_credentials, server_tls
 from pentimento.rpc.memory import collect_in_quiet_moments, give_back_freed_memory
@@ -127,6 +128,11 @@ class RpcServer:
     def running_count(self) -> int:
         """Return the running calls and streams of the services."""
         return self._pipeline.running_count
+
+    @property
+    def edges(self) -> EdgeCalls:
+        """Return the counts of the edges that call."""
+        return self._pipeline.edges
 
     @property
     def metrics_address(self) -> str:

@@ -76,7 +76,14 @@ class FleetMember:
         return Replica(self._server.instance_id, self._kind, self.address, self.generation)
 
     def _report(self) -> ReplicaReport:
-        return ReplicaReport(self._server.instance_id, self.generation, running_count=self._server.running_count)
+        edges = self._server.edges
+        return ReplicaReport(
+            self._server.instance_id,
+            self.generation,
+            running_count=self._server.running_count,
+            edge_count=edges.count,
+            edge_call_count=edges.running_count,
+        )
 
 
 _RETRIES = Backoff(first_s=0.1, max_s=2.0)

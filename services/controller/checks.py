@@ -97,7 +97,7 @@ def check_report(report: ReplicaReport) -> None:
     _check_names("resident_models", report.resident_models)
     check_text("held_model_digest", report.held_model_digest)
     check_within("busy_share", report.busy_share, 1)
-    _check_numbers("", report, MAX_REQUESTS, "queue_length", "running_count")
+    _check_numbers("", report, MAX_REQUESTS, "queue_length", "running_count", "edge_count", "edge_call_count")
     _check_numbers("", report, MAX_COUNT, "completed_count", "failed_count")
     check_each("demand", report.demand, _check_demand, " pools")
     # All that a replica may hold, and as many that it does not hold any longer.

@@ -12,7 +12,7 @@ from pentimento.domain.errors import InvalidArgument, ResourceExhausted, Unavail
 from pentimento.domain.fleet import ReplicaKind
 from pentimento.domain.reasons import Reason
 from pentimento.policies.plan.inputs import PlanInput, ReplicaView
-from pentimento.policies.replica_counts import DWELL_S, EDGE, KINDS, START_S, WORKERS, ReplicaCounts, ScaledTarget
+from pentimento.policies.replica_counts import DWELL_S, EDGE, SERVICES, START_S, WORKERS, ReplicaCounts, ScaledTarget
 
 METRIC = "wanted_replicas"
 # Running calls that one replica is meant to have, unless the metadata say otherwise.
@@ -39,8 +39,8 @@ def target_of(metadata: Mapping[str, str]) -> ScaledTarget:
     if unknown := sorted(set(own) - set(OWN_KEYS)):
         raise _invalid(unknown[0], f"is unknown; the metadata are {', '.join(OWN_KEYS)}")
     service = own.get("service", "")
-    if service not in KINDS:
-        raise _invalid("service", f"must be one of {', '.join(sorted(KINDS))}, got {service[:80]!r}")
+    if service not in SERVICES:
+        raise _invalid("service", f"must be one of {', '.join(sorted(SERVICES))}, got {service[:80]!r}")
     wrong = [key for key in (CALL_KEYS if service == WORKERS else WORKER_KEYS) if key in own]
     if wrong:
         owner = f"other services than {WORKERS}" if service == WORKERS else f"the service {WORKERS}"

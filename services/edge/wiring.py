@@ -7,6 +7,7 @@ import grpc.aio
 
 from pentimento.clients.image import ImageClient
 from pentimento.rpc import RpcServer, open_channel
+from pentimento.rpc.context import EDGE_AGENT
 from pentimento.rpc.credentials import ClientCredentials
 from pentimento.rpc.settings import RpcChannelSettings
 from pentimento.service.process import ServiceProcess, end
@@ -60,9 +61,13 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
     """Return an edge process; call this inside its event loop."""
     credentials = ClientCredentials(settings.channels)
     cells, frontdoors = settings.read_cells(), settings.frontdoors
+    server = RpcServer(settings.rpc, "edge")
+    agent = EDGE_AGENT + server.instance_id
 
     def called_with(introduce: Introduction, address: str) -> CallerChannels:
-        return CallerChannels(lambda token: caller_channel(address, settings.channels, token, credentials), introduce)
+        return CallerChannels(
+            lambda token: caller_channel(address, settings.channels, token, credentials, agent), introduce
+        )
 
     async def introduce(_: str | None, channel: grpc.aio.Channel) -> None:
         await ImageClient(channel).list_models(INTRODUCTION_TIMEOUT_S)
@@ -84,13 +89,13 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
         open_channel(settings.controller_address, settings.channels) if settings.controller_address else None,
     )
     readiness = Readiness(
-        [caller_channel(address, settings.channels, None, credentials) for address in frontdoors.values()]
+        [caller_channel(address, settings.channels, None, credentials, agent) for address in frontdoors.values()]
     )
     parts = EdgeParts(settings, frontdoor, bodies, readiness, history, **others)
     listener = HttpListener(edge_app(parts), settings.http, settings.rpc, limits)
     called: tuple[CallerChannels | Frontdoors, ...] = (frontdoor, *others.values())
     return EdgeProcess(
-        server=RpcServer(settings.rpc, "edge"),
+        server=server,
         listener=listener,
         called=called,
         readiness=readiness,
@@ -100,8 +105,9 @@ def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgePro
 
 
 def caller_channel(
-    address: str, channels: RpcChannelSettings, token: str | None, credentials: ClientCredentials
+    address: str, channels: RpcChannelSettings, token: str | None, credentials: ClientCredentials, agent: str
 ) -> grpc.aio.Channel:
-    """Open a separate connection that sends the caller's token, or none; never this process's token."""
+    """Open a separate connection that sends the caller's token, or none; never this process's token. `agent` tells
+    the frontdoor which edge calls."""
     settings = replace(channels, service_token_file=None)
-    return open_channel(address, settings, token, own_connection=True, credentials=credentials)
+    return open_channel(address, settings, token, own_connection=True, credentials=credentials, user_agent=agent)

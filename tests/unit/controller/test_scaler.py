@@ -215,13 +215,35 @@ def test_plan_that_moves_models_often_lets_the_count_fall_after_a_dwell(fleet: F
         (ReplicaKind.DISCRIMINATOR, "discriminator"),
         (ReplicaKind.VECTORDB_GATEWAY, "vectordb_gateway"),
         (ReplicaKind.FRONTDOOR, "frontdoor"),
-        (ReplicaKind.FRONTDOOR, "edge"),
     ],
 )
 def test_services_follow_the_calls_of_their_replicas(fleet: Fleet, kind: ReplicaKind, service: str) -> None:
     fleet.look(busy(kind, "a", 20), busy(kind, "b", 10, queued=11))
 
     assert fleet.scaler.wanted(ScaledTarget(service, (), 10.0)) == 5
+
+
+def edged(name: str, edges: int, calls: int) -> ReplicaView:
+    """A frontdoor that serves 90 calls, some of them edges', and has 50 queued requests."""
+    report = ReplicaReport(name, 1, running_count=90, queue_length=50, edge_count=edges, edge_call_count=calls)
+    return ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, f"unix:/{name}", 1), report)
+
+
+def test_edges_follow_their_own_calls_at_all_frontdoors(fleet: Fleet) -> None:
+    fleet.look(edged("f1", 2, 20), edged("f2", 2, 11))
+
+    assert fleet.scaler.wanted(ScaledTarget("edge", (), 10.0, dwell_s=0.0)) == 4
+
+
+def test_edge_target_after_a_restart_begins_with_the_edges_that_called_and_falls_after_the_dwell(fleet: Fleet) -> None:
+    target = ScaledTarget("edge", (), 10.0, dwell_s=120.0)
+    wanted = []
+    for now_s in (0.0, 100.0, 130.0):
+        fleet.now_s = now_s
+        fleet.look(edged("f1", 6, 0), edged("f2", 5, 0))
+        wanted.append(fleet.scaler.wanted(target))
+
+    assert wanted == [6, 6, 0]
 
 
 async def test_stream_tells_at_once_and_when_a_request_begins_to_wait(fleet: Fleet) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.domain.errors import ResourceExhausted
 from pentimento.rpc import call_limits
-from pentimento.rpc.call_limits import BURST_CALLS, CallShaper, Seats
+from pentimento.rpc.call_limits import BURST_CALLS, MOST_EDGES, CallShaper, EdgeCalls, Seats
 
 
 @dataclass
@@ -292,3 +292,47 @@ def test_seats_are_bounded_by_limit_and_share_of_key(limit: int, keys: str, told
     message = taken(seats, keys)
 
     assert (told in message, bool(message), dict(seats._by_key)) == (True, bool(told), left)
+
+
+class Edges:
+    """The calls of edges at a server, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.calls = EdgeCalls(lambda: self.now_s)
+        self.ends: list[Callable[[str], None]] = []
+
+    def begin(self, *agents: object) -> None:
+        for agent in agents:
+            self.calls.begin(agent, self.ends.append)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self.calls.count, self.calls.running_count
+
+
+def test_edge_calls_count_edges_and_their_running_calls() -> None:
+    edges = Edges()
+    edges.begin("pentimento-edge/a grpc-python/1", "pentimento-edge/a grpc-python/1", "pentimento-edge/b grpc-python/1")
+    edges.begin("grpc-python/1", None, b"pentimento-edge/c")
+    assert edges.counts == (2, 3)
+
+    edges.ends[0]("tenant")
+    assert edges.counts == (2, 2)
+
+
+def test_edge_that_has_not_called_for_a_minute_is_not_counted() -> None:
+    edges = Edges()
+    edges.begin("pentimento-edge/a")
+    edges.now_s = 50.0
+    edges.begin("pentimento-edge/b")
+    edges.now_s = 61.0
+
+    assert edges.counts == (1, 2)
+
+
+def test_edges_beyond_the_limit_are_not_remembered() -> None:
+    edges = Edges()
+    edges.begin(*(f"pentimento-edge/{number}" for number in range(MOST_EDGES + 2)))
+
+    assert edges.counts == (256, 258)

@@ -471,6 +471,8 @@ class ReportRequest(_message.Message):
     ALL_COMPONENTS_FIELD_NUMBER: _builtins.int
     LOAD_SPEEDS_FIELD_NUMBER: _builtins.int
     LORA_SPEEDS_FIELD_NUMBER: _builtins.int
+    EDGE_COUNT_FIELD_NUMBER: _builtins.int
+    EDGE_CALL_COUNT_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     generation: _builtins.int
     queue_length: _builtins.int
@@ -483,6 +485,9 @@ class ReportRequest(_message.Message):
     """As in Replica: a worker may hold another model by now."""
     all_components: _builtins.bool
     """`component_changes` are all that it holds, as in the first report after a registration."""
+    edge_count: _builtins.int
+    """Frontdoors: edges that called in the last minute, and their running calls."""
+    edge_call_count: _builtins.int
     @_builtins.property
     def resident_models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -524,10 +529,12 @@ class ReportRequest(_message.Message):
         all_components: _builtins.bool = ...,
         load_speeds: _abc.Iterable[_unet_worker_service_pb2.TierSpeed] | None = ...,
         lora_speeds: _abc.Iterable[_unet_worker_service_pb2.TierSpeed] | None = ...,
+        edge_count: _builtins.int = ...,
+        edge_call_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "plan_version", b"plan_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "all_components", b"all_components", "busy_share", b"busy_share", "completed_count", b"completed_count", "component_changes", b"component_changes", "demand", b"demand", "draining", b"draining", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "load_speeds", b"load_speeds", "lora_speeds", b"lora_speeds", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version", "all_components", b"all_components", "busy_share", b"busy_share", "completed_count", b"completed_count", "component_changes", b"component_changes", "demand", b"demand", "draining", b"draining", "edge_call_count", b"edge_call_count", "edge_count", b"edge_count", "failed_count", b"failed_count", "generation", b"generation", "held_model_digest", b"held_model_digest", "instance_id", b"instance_id", "load_speeds", b"load_speeds", "lora_speeds", b"lora_speeds", "plan_version", b"plan_version", "queue_length", b"queue_length", "resident_models", b"resident_models", "running_count", b"running_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__plan_version: _TypeAlias = _typing.Literal["plan_version"]  # noqa: Y015
     _WhichOneofArgType__plan_version: _TypeAlias = _typing.Literal["_plan_version", b"_plan_version"]  # noqa: Y015
