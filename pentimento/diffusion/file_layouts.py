@@ -9,6 +9,7 @@ components in a directory of the file's name, without its suffix, replace or com
 
 import importlib.util
 import json
+import re
 import statistics
 import struct
 from collections.abc import Collection, Iterable, Mapping
@@ -85,6 +86,8 @@ _ALWAYS_FOREIGN = ("edm_mean", "control_model.", "single_stream_modulation.")
 _PREDICTIONS = {"v": "v_prediction", "v_prediction": "v_prediction", "epsilon": "epsilon", "eps": "epsilon"}
 # In Stable Diffusion 2.x's models that predict velocity this tensor deviates by more (ComfyUI's rule).
 _VELOCITY_SIGN, _VELOCITY_DEVIATION = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
+# Their model cards ask for trailing timesteps; a file without a scheduler says it by its name only.
+_TRAILING_NAME = re.compile(r"lightning|(?<![a-z])hyper(?![a-z])|^sd[-_]?(xl[-_]?)?turbo")
 _STABLE_DIFFUSION_2 = "cond_stage_model.model."
 _FLOATS = {"F16": "e", "F32": "f"}
 
@@ -230,8 +233,8 @@ def _held(layout: FileLayout, header: SafetensorsHeader) -> dict[str, str]:
 def _own_configs(
     file: Path, header: SafetensorsHeader, layout: FileLayout, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the configurations that the file's tensors change: the denoiser's input channels (an inpainting model has
-    nine), and the scheduler's prediction."""
+    """Return the configurations that the file changes: the denoiser's input channels (an inpainting model has nine),
+    and the scheduler's prediction and, for a model distilled to few steps, its spacing."""
     changed: dict[str, dict[str, Any]] = {}
     if len(shapes.get(_CONV_IN, ())) == _CONV_DIMENSIONS:
         name = f"{layout.denoiser}/config.json"
@@ -252,6 +255,8 @@ def _scheduler(
         stated = "v_prediction" if _deviation(file, header) > _VELOCITY_DEVIATION else "epsilon"
     if stated is not None:
         own["prediction_type"] = stated
+    if _TRAILING_NAME.search(file.stem.lower()):
+        own["timestep_spacing"] = "trailing"
     if "ztsnr" in shapes:
         own |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     return {name: own}

@@ -69,7 +69,7 @@ _PIPELINES = {
     "SanaSprintImg2ImgPipeline": UsualSettings(2, 4.5, guidance_distilled=True),
 }
 # Distilled models, from the model cards of the first ones: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
-# SDXL-Lightning, LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
+# SDXL-Lightning (Hyper-SD's is alike), LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
 _TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
 _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 # FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
@@ -81,6 +81,7 @@ _FLUX_2_DEV = UsualSettings(50, 4.0, guidance_distilled=True)
 _Z_IMAGE, _Z_IMAGE_TURBO = UsualSettings(50, 5.0), UsualSettings(8, 0.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
+_FEW_STEPS_NAME = re.compile(r"lightning|(?<![a-z])hyper(?![a-z])")
 _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
 
 
@@ -116,7 +117,7 @@ def _distilled(names: str, scheduler: Mapping[str, Any], *, is_flow: bool) -> Us
         found = _CONSISTENCY
     elif "turbo" in names:
         found = (_FLOW_TURBO if is_flow else _TURBO) if few_at_once else _MERGED
-    elif "lightning" in names:
+    elif _FEW_STEPS_NAME.search(names):
         found = _LIGHTNING if few_at_once else _MERGED
     else:
         return None

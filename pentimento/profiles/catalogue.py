@@ -1,6 +1,7 @@
 """Read a process's profiles from files and directories, and find them by digests and conditions."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -32,22 +33,31 @@ from pentimento.profiles.kinds import (
 from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.settings import setting
 
+logger = logging.getLogger(__name__)
+
 HANDOVERS = "handover_profiles"
 # Share of the full quality that skipped steps and hand-overs keep, unless the operator states one.
 PROFILE_ALPHA = 0.95
 
 
 def read_profiles(paths: Iterable[Path], setting: str = "profiles") -> "ProfileSet":
-    """Return the profiles of files, and of all files (.json) of directories; costs are skipped (`costs`).
+    """Return the profiles of files, and of all files (.json) of directories; costs are skipped (`costs`). A later path
+    replaces the profiles of earlier ones on the same subjects.
 
-    Raises InvalidArgument naming the file: for one that is wrong, and for the second of two on the same subject.
+    Raises InvalidArgument naming the file: for one that is wrong, and for the second of two on the same subject in one
+    directory.
     """
     found: dict[tuple[object, ...], Profile] = {}
-    for path in json_files(paths):
-        for profile in read_document(path, parse_profiles, setting):
-            if profile.key in found:
-                raise InvalidArgument.of(setting, f"{path}: {profile.of.model} is profiled as in another file")
-            found[profile.key] = profile
+    for path in paths:
+        here: dict[tuple[object, ...], Profile] = {}
+        for file in json_files([path]):
+            for profile in read_document(file, parse_profiles, setting):
+                if profile.key in here:
+                    raise InvalidArgument.of(setting, f"{file}: {profile.of.model} is profiled as in another file")
+                here[profile.key] = profile
+                if profile.key in found:
+                    logger.info("%s replaces the %s profile of %s", file, profile.kind.value, profile.of.model)
+        found |= here
     return ProfileSet(tuple(found.values()))
 
 

@@ -36,7 +36,7 @@ def measure(settings: ProfileSettings) -> ModelProfile:
         raise InvalidArgument.of("batch_sizes", "names no batch size to measure")
     study = settings.study
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(settings.model, study.device, study.dtype, settings.compile, study.weights)
+    model = load_checkpoint(settings.model, study.device, study.dtype, settings.study.compile, study.weights)
     device = model.device
     idle_memory_bytes = used_bytes(device)
     denoiser = _warmed(model, settings)
@@ -60,12 +60,12 @@ def measure(settings: ProfileSettings) -> ModelProfile:
 
 
 def _execution(settings: ProfileSettings, device: torch.device) -> str:
-    mode = compile_mode(settings.compile, device)
+    mode = compile_mode(settings.study.compile, device)
     return f"{mode.value}+fused" if mode is not CompileMode.OFF and runs_kernels(device) else mode.value
 
 
 def _warmed(model: DiffusionModel, settings: ProfileSettings) -> Denoiser:
-    denoiser = denoiser_for(model, settings.compile)
+    denoiser = denoiser_for(model, settings.study.compile)
     if isinstance(denoiser, CompiledDenoiser):
         with torch.inference_mode():
             for key in dict.fromkeys(map(model.info.batch_key, _specs(model, settings))):

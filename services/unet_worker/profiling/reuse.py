@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from pentimento.diffusion.engine import Denoiser
+from pentimento.diffusion.engine import CompiledDenoiser
 from pentimento.diffusion.image_generation import BatchGenerator
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.errors import InvalidArgument
@@ -26,7 +26,7 @@ from pentimento.profiles.document import (
 )
 from pentimento.profiles.kinds import reuse_row
 from pentimento.profiles.rules import REQUIRED_SHARE, ThresholdRule, share_is_surely
-from services.unet_worker.models.checkpoint_loading import load_checkpoint
+from services.unet_worker.models.checkpoint_loading import denoiser_for, load_checkpoint
 from services.unet_worker.models.model_card import usual_of
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse_study import ReuseOutcome, ReuseStudy, StudyModel
@@ -46,12 +46,16 @@ def study_model(directory: Path, study: StudyRunSettings) -> StudyModel:
     Raises BadCheckpoint, and FailedPrecondition if the registry next to it expects other weights.
     """
     torch.set_num_threads(study.threads)
-    model = load_checkpoint(directory, study.device, study.dtype, storage=study.weights)
+    model = load_checkpoint(directory, study.device, study.dtype, study.compile, study.weights)
     check_digest(directory, model.info.model_digest, "")
     info, (steps, guidance) = model.info, usual_of(directory, 0, -1.0)
     size_px = info.default_width_px, info.default_height_px
     spec = promptless(model_name(directory), size_px, steps, guidance, info.schedulers[0])
-    return StudyModel(BatchGenerator(model, Denoiser(model), study.max_batch), spec)
+    denoiser = denoiser_for(model, study.compile)
+    if isinstance(denoiser, CompiledDenoiser):
+        with torch.inference_mode():
+            denoiser.warm(info.batch_key(spec), (study.max_batch,))
+    return StudyModel(BatchGenerator(model, denoiser, study.max_batch), spec)
 
 
 def captured_steps(step_count: int) -> dict[int, int]:

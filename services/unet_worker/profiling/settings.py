@@ -20,6 +20,7 @@ class StudyRunSettings:
     threads: int = setting(1, help="torch threads", minimum=1, maximum=256)
     max_batch: int = setting(16, help="images that share a denoising step", minimum=1, maximum=1024)
     weights: WeightStorage = setting(WeightStorage.AUTO, help="how weights are stored, as of the worker")
+    compile: CompileMode = setting(CompileMode.AUTO, help="how the forward pass runs, as of the worker")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ class ProfileSettings:
     steps: int = setting(
         0, help="steps: of the full run; cost: of an image; 0: the model's own, 10 for cost", minimum=0, maximum=1000
     )
-    compile: CompileMode = setting(CompileMode.AUTO, help="cost: how the forward pass runs, as of the worker")
     batch_sizes: tuple[int, ...] = setting(
         (1, 2, 4, 8, 16), help="cost: requests that share a step", minimum=1, maximum=1024
     )

@@ -136,6 +136,24 @@ def test_scheduler_prediction_follows_file(
     assert scheduler.get("rescale_betas_zero_snr", False) == ("ztsnr" in extra)
 
 
+@pytest.mark.parametrize(
+    ("name", "spacing"),
+    [
+        ("sdxl_lightning_4step", "trailing"),
+        ("Hyper-SDXL-1step-Unet", "trailing"),
+        ("sd_xl_turbo_1.0_fp16", "trailing"),
+        ("hyperrealism_v3", "leading"),
+        ("DreamShaperXL_v21TurboDPMSDE", "leading"),
+    ],
+)
+def test_scheduler_spacing_follows_the_name_of_a_distilled_file(
+    published: dict[str, Any], tmp_path: Path, name: str, spacing: str
+) -> None:
+    file = write_sparse(tmp_path / f"{name}.safetensors", published["sdxl"][1])
+
+    assert check_checkpoint(file).config("scheduler", "scheduler_config.json")["timestep_spacing"] == spacing
+
+
 def without(prefix: str) -> Callable[[Shapes], Shapes]:
     return lambda shapes: {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
 

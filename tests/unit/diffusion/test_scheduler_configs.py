@@ -234,6 +234,8 @@ DISTILLED: list[tuple[str, str, str, str | None, tuple[int, float]]] = [
     ("stable-diffusion-3.5-large-turbo", SD3, FLOW_EULER, None, (4, 0.0)),
     ("SDXL-Lightning", XL, EULER_CLASS, "trailing", (4, 0.0)),
     ("sdxl_lightning_8step", XL, EULER_CLASS, "trailing", (8, 0.0)),
+    ("Hyper-SDXL-1step-Unet", XL, EULER_CLASS, "trailing", (1, 0.0)),
+    ("hyperrealism", XL, EULER_CLASS, "leading", (50, 5.0)),
     ("DreamShaperXL_v21TurboDPMSDE", XL, "DPMSolverMultistepScheduler", "leading", (8, 1.0)),
     ("dreamshaper-8-lcm", "StableDiffusionPipeline", EULER_CLASS, "leading", (4, 1.0)),
     ("anything", "StableDiffusionPipeline", "LCMScheduler", "leading", (4, 1.0)),

@@ -1,6 +1,7 @@
 """Files of profiles: written and read back, rejected by field, and merged."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,21 @@ def test_read_profiles_refuses_second_profile_of_subject(profile: Profile, tmp_p
 
     with pytest.raises(InvalidArgument, match=r"b\.json: .* is profiled as in another file"):
         read_profiles([tmp_path])
+
+
+def test_read_profiles_takes_the_profile_of_the_last_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    for folder, profiles in ((shipped, (STEPS, LORA)), (own, (replace(STEPS, rows=()),))):
+        folder.mkdir()
+        (folder / "all.json").write_text(profiles_to_json(*profiles))
+
+    with caplog.at_level(logging.INFO):
+        found = read_profiles([shipped, own]).profiles
+
+    assert sorted(found, key=lambda one: one.kind.value) == [LORA, replace(STEPS, rows=())]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{own / 'all.json'} replaces the steps profile of {STEPS.of.model}"
+    ]
 
 
 def test_read_profiles_keeps_profiles_that_differ_by_adapters(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Settings of `pentimento profile`: the generation of images, and the defaults of each kind."""
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from pentimento.devices.choices import DeviceChoice, DtypeChoice
+from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice
 from pentimento.profiles.document import ProfileKind
 from pentimento.profiles.rules import ThresholdRule
 from pentimento.settings import SettingsError, load_settings
+from pentimento.supervisor.models import WEIGHTS
+from services.unet_worker.profiling.reuse import study_model
 from services.unet_worker.profiling.settings import ProfileSettings, StudyRunSettings
 
 
@@ -43,3 +46,14 @@ def test_profile_settings_have_defaults_by_kind(
 
     assert (usual.first_of(kind), usual.rule_of(kind)) == (first, rule)
     assert (chosen.first_of(kind), chosen.rule_of(kind)) == (9, ThresholdRule.MINIMUM)
+
+
+def test_studied_model_runs_the_forward_pass_that_is_configured(caplog: pytest.LogCaptureFixture) -> None:
+    captured = StudyRunSettings(DeviceChoice.CPU, DtypeChoice.FLOAT32, compile=CompileMode.CAPTURE)
+
+    with caplog.at_level(logging.WARNING):
+        study_model(WEIGHTS / "tiny-light", StudyRunSettings(DeviceChoice.CPU, DtypeChoice.FLOAT32))
+        assert not caplog.records
+        study_model(WEIGHTS / "tiny-light", captured)
+
+    assert [record.getMessage()[:36] for record in caplog.records] == ["the forward pass runs eagerly: CUDA "]
