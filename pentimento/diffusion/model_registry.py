@@ -69,7 +69,7 @@ _PIPELINES = {
     "SanaSprintImg2ImgPipeline": UsualSettings(2, 4.5, guidance_distilled=True),
 }
 # Distilled models, from the model cards of the first ones: sd-turbo and sdxl-turbo, stable-diffusion-3.5-large-turbo,
-# SDXL-Lightning (Hyper-SD's is alike), LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
+# SDXL-Lightning (also for Hyper-SD), LCM-LoRA's merges. Similar models with the base model's scheduler take more steps.
 _TURBO, _FLOW_TURBO, _LIGHTNING = UsualSettings(1, 0.0), UsualSettings(4, 0.0), UsualSettings(4, 0.0)
 _CONSISTENCY, _MERGED = UsualSettings(4, 1.0), UsualSettings(8, 1.0)
 # FLUX.1 dev (its network takes the scale as an input) and schnell, from their model cards.
