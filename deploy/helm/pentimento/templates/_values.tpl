@@ -207,6 +207,9 @@ s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $par
 {{- if and .Values.serving.cascade (not .Values.discriminator.enabled) }}
 {{- fail "discriminator.enabled: a cascade (serving.cascade) needs a discriminator" }}
 {{- end }}
+{{- if and .Values.serving.safetyChecks (not .Values.discriminator.enabled) }}
+{{- fail "discriminator.enabled: serving.safetyChecks need the discriminator, whose process runs the classifiers" }}
+{{- end }}
 {{- if and .Values.frontdoor.admin (not .Values.auth.enabled) }}
 {{- fail "frontdoor.admin: without tokens (auth.enabled) every caller would be an administrator" }}
 {{- end }}
