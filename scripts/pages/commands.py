@@ -74,6 +74,7 @@ def check(words: Sequence[str]) -> None:
         "kubectl": check_kubectl,
         "source": check_source,
         "bash": check_script,
+        "cosign": check_cosign,
         "curl": check_curl,
         "grpcurl": check_grpcurl,
     }
@@ -232,6 +233,12 @@ def check_kubectl(words: list[str]) -> None:
     services = {f"svc/pentimento-{name}" for name in ("frontdoor", "edge", "controller")}
     if words[0] == "port-forward" and words[1] not in services:
         raise NotTypeable(f"kubectl: the chart has no {words[1]}")
+
+
+def check_cosign(words: list[str]) -> None:
+    """Check the subcommand of cosign, and that it is about the image that the page names by its digest."""
+    if words[0] not in ("sign", "attest", "verify", "verify-attestation") or words[-1] != "$image":
+        raise NotTypeable(f"cosign {words[0]} of {words[-1]} is not known to scripts/pages/commands.py")
 
 
 def check_compose(words: list[str]) -> None:

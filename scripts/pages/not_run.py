@@ -7,6 +7,8 @@ NOT_RUN = {
     "docker ": "needs a container engine; tests/compose runs the compositions where there is one",
     "helm ": "needs a cluster; tests/unit/chart renders the chart",
     "kubectl ": "needs a cluster",
+    "image=registry.example/": "needs a registry",
+    "cosign ": "is not in any package here, and needs a registry",
     "python deploy/make_secrets.py": "writes into the checkout; tests/compose makes secrets in a folder of its own",
     "pentimento up": "the suite that the others talk to is up; folders of tests/e2e start more by such flags",
     "python -m services.": "serves until it is told to stop; tests/integration starts each service",

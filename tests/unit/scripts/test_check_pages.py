@@ -26,6 +26,7 @@ FAULTS = [
     ("python scripts/nothing.py", "scripts/nothing.py is no file"),
     ("make frobnicate", "the Makefile has no frobnicate"),
     ("make demo FROBNICATE=1", "the Makefile has no FROBNICATE"),
+    ("cosign sign edge:0.1.0", "cosign sign of edge:0.1.0 is not known"),
     ("docker compose -f docker-compose.none.yml up", "docker-compose.none.yml is no file"),
     ("docker compose up frobnicator", "docker-compose.yml has no service frobnicator"),
     ("docker build -f deploy/Dockerfile --target frobnicator .", "no such target"),
