@@ -53,7 +53,7 @@ PASSED = {
     "discriminator": ("unsafe_labels",),
     "frontdoor": (
         *("profile_rule", "thinning", "feature_reuse", "handover", "controlnet_pipelining"),
-        *("c2pa_certificate_file", "c2pa_key_file"),
+        "c2pa_certificate_file",
     ),
     "unet_worker": (
         *("weights", "text_encoders", "tile_px"),
@@ -81,8 +81,6 @@ def suite_settings(options: dict[str, Any], state: StateDirectory) -> SuiteSetti
         raise click.UsageError("--emulate generates no images that a classifier could check")
     if options["unsafe_labels"] and not classifies:
         raise click.UsageError("--unsafe-labels needs --prompt-classifier or --image-classifier")
-    if (options["c2pa_certificate_file"] is None) != (options["c2pa_key_file"] is None):
-        raise click.UsageError("--c2pa-certificate-file and --c2pa-key-file need each other")
     models = find_models(with_planned(options["models"], cascade, given), find) if emulated is None else ()
     devices, places = gpu_places(options["devices"], options["places"], models)
     token_file = options["token_file"] or token_file_of_all(options["config_file"])

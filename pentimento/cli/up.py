@@ -272,9 +272,8 @@ DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_typ
 @click.option(
     "--c2pa-certificate-file",
     type=RESOLVED,
-    help="PEM certificates, the signer's first: images carry signed C2PA manifests, with --c2pa-key-file [none]",
+    help="PEM certificates, the signer's first, and its private key: images carry signed C2PA manifests [none]",
 )
-@click.option("--c2pa-key-file", type=RESOLVED, help="PEM file of the private key of that certificate")
 @json_option
 @click.option(
     "--logs/--quiet",

@@ -10,6 +10,7 @@ REMOVED = {
     "batch_sizes": "policies choose batches of 1, 2, 4, 8, 16 and 32",
     "begin": "steps are skipped from 0, 0.1, 0.2, 0.4 and 0.6 of the schedule on",
     "body_timeout_s": "a body has 60 s to arrive",
+    "c2pa_key_file": "`c2pa_certificate_file` has certificates and private key",
     "cache_alpha": "`profile_alpha` is for all profiles",
     "cached_thinned_share": "thinned images in the cache keep 0.99 of the quality on average",
     "calls_per_key": "4 calls with one key may be open",

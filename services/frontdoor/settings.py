@@ -17,8 +17,6 @@ from pentimento.settings import setting
 NEEDED = {
     "webhook_hosts": "signing_key_file",
     "make_signing_key": "signing_key_file",
-    "c2pa_certificate_file": "c2pa_key_file",
-    "c2pa_key_file": "c2pa_certificate_file",
     "c2pa_timestamp_url": "c2pa_certificate_file",
     "safety_checks": "discriminator_addresses",
 }
@@ -222,9 +220,10 @@ class FrontdoorSettings:
         None, help="PEM file of the ed25519 private key that signs receipts of erasures; empty: they have a digest"
     )
     c2pa_certificate_file: Path | None = setting(
-        None, help="PEM certificates, the signer's first, that sign images as C2PA content credentials; empty: unsigned"
+        None,
+        help="PEM file of certificates, the signer's first, and its private key (cat chain.pem key.pem), which sign "
+        "images as C2PA content credentials; empty: unsigned",
     )
-    c2pa_key_file: Path | None = setting(None, help="PEM file of the private key of that certificate")
     c2pa_timestamp_url: str = setting(
         "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
     )

@@ -48,7 +48,7 @@ from services.frontdoor.identity import Identity, build_version
 from services.frontdoor.interpreter import EffectsRecorder, Interpreter
 from services.frontdoor.journal.commits import Commits
 from services.frontdoor.journal.retention import Retention
-from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles
+from services.frontdoor.objects.content_credentials import ContentCredentials
 from services.frontdoor.objects.inputs import Inputs
 from services.frontdoor.objects.object_keeper import ObjectKeeper
 from services.frontdoor.objects.results import Results, ResultUrls
@@ -328,10 +328,8 @@ def _embedders(
 
 def _credentials(settings: FrontdoorSettings) -> ContentCredentials | None:
     """Return the signer of images; None without a certificate."""
-    certificate, key = settings.c2pa_certificate_file, settings.c2pa_key_file
-    if certificate is None or key is None:
-        return None
-    return ContentCredentials(CredentialFiles(certificate, key, settings.c2pa_timestamp_url), build_version())
+    path = settings.c2pa_certificate_file
+    return ContentCredentials(path, build_version(), settings.c2pa_timestamp_url) if path is not None else None
 
 
 def dataplane_settings(settings: FrontdoorSettings, fixed: FixedLimits) -> DataplaneSettings:

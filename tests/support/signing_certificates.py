@@ -22,15 +22,18 @@ class ContentAuthority:
     def pem(self) -> bytes:
         return self._own.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, folder: Path, key: Key | None = None, days: float = 1.0) -> tuple[Path, Path]:
-        """Write a chain for a key, valid for `days` from yesterday on, and the key; return both files."""
+    def issue(self, folder: Path, key: Key | None = None, days: float = 1.0) -> Path:
+        """Write a file of a chain for a key, valid for `days` from yesterday on, and the key."""
+        file = folder / "signer.pem"
+        file.write_bytes(b"".join(self.parts(key, days)))
+        return file
+
+    def parts(self, key: Key | None = None, days: float = 1.0) -> tuple[bytes, bytes]:
+        """Return the chain and the key of such a file."""
         key = key or ec.generate_private_key(ec.SECP256R1())
-        chain, secret = folder / "certificate.pem", folder / "key.pem"
         signed = self._signed("signer", key, days=days)
-        chain.write_bytes(signed.public_bytes(serialization.Encoding.PEM) + self.pem)
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        secret.write_bytes(key.private_bytes(*form))
-        return chain, secret
+        return signed.public_bytes(serialization.Encoding.PEM) + self.pem, key.private_bytes(*form)
 
     def _signed(self, name: str, key: Key, *, is_authority: bool = False, days: float = 1.0) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)

@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,17 +44,8 @@ _PROBE = bytes.fromhex(
 # The library waits 30 s for a timestamp authority that does not answer.
 SIGN_TIMEOUT_S = 5.0
 _CREATED = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
+_PEM_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _PROBE_MANIFEST = {"assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [_CREATED]}}]}
-
-
-@dataclass(frozen=True)
-class CredentialFiles:
-    """Name the PEM files of the certificate chain, the signer's first, and of its private key; `timestamp_url` of an
-    RFC 3161 authority, empty for none."""
-
-    certificate: Path
-    key: Path
-    timestamp_url: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,14 +55,14 @@ class _Signing:
 
 
 class ContentCredentials:
-    """Sign images, one at a time in a separate thread. The files are read again when they change."""
+    """Sign images, one at a time in a separate thread. The file is read again when it changes."""
 
-    def __init__(self, files: CredentialFiles, build_version: str) -> None:
-        """Read the files. Raises FailedPrecondition LIBRARY_MISSING, SettingsError that names a file."""
+    def __init__(self, path: Path, build_version: str, timestamp_url: str = "") -> None:
+        """Read the PEM file of certificates, the signer's first, and its private key; `timestamp_url` of an RFC 3161
+        authority, empty for none. Raises FailedPrecondition LIBRARY_MISSING, SettingsError."""
         self._version = build_version
         self._context = _context(verify=False)
-        paths = [files.certificate, files.key]
-        self._reading = KeptReading(paths, lambda: _read(files), "the C2PA certificate stays as it was")
+        self._reading = KeptReading([path], lambda: _read(path, timestamp_url), "the C2PA certificate stays as it was")
         self._threads = started_pool(1, "c2pa")
 
     async def signed(self, image: bytes, image_format: ImageFormat, provenance: Provenance) -> tuple[bytes, Provenance]:
@@ -142,35 +134,44 @@ def _ingredients(provenance: Provenance) -> list[dict[str, str]]:
     ]
 
 
-def _read(files: CredentialFiles) -> _Signing:
-    """Return the signer of the files, once it has signed an image that verifies. Raises SettingsError."""
+def _read(path: Path, timestamp_url: str) -> _Signing:
+    """Return the signer of the file, once it has signed an image that verifies. Raises SettingsError."""
     from cryptography import x509
 
-    chain, key = _content(files.certificate), _content(files.key)
+    named = f"--c2pa-certificate-file {path}"
+    chain, key = _parts(named, path)
     try:
-        ends_at = min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(chain)).timestamp()
+        certificates = x509.load_pem_x509_certificates(chain)
     except ValueError:
-        raise SettingsError(f"{files.certificate}: must hold certificates as PEM, the signer's first") from None
-    algorithm = _algorithm(files.key, key)
+        raise SettingsError(f"{named}: must have certificates as PEM, the signer's first") from None
+    algorithm, public_key = _algorithm(named, key)
+    if certificates[0].public_key() != public_key:
+        raise SettingsError(f"{named}: the private key must be that of the first certificate")
     library = _library()
     try:
-        signers = [_signer(library, algorithm, chain, key, url) for url in ("", files.timestamp_url)]
+        signers = [_signer(library, algorithm, chain, key, url) for url in ("", timestamp_url)]
         _add(_PROBE_MANIFEST, signers[0], _context(verify=True), _MEDIA_TYPES[ImageFormat.PNG], _PROBE)
     except library.C2paError as error:
         problem = " ".join(str(error).split())[:200]
-        raise SettingsError(f"{files.certificate}: cannot sign with the key of {files.key}: {problem}") from None
-    return _Signing(signers[1], ends_at)
+        raise SettingsError(f"{named}: cannot sign: {problem}") from None
+    return _Signing(signers[1], min(one.not_valid_after_utc for one in certificates).timestamp())
 
 
-def _content(path: Path) -> bytes:
+def _parts(named: str, path: Path) -> tuple[bytes, bytes]:
+    """Return the certificates of a PEM file, and its private key. Raises SettingsError."""
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{named}: cannot be read: {error.strerror}") from error
+    blocks = [(found[1], found[0]) for found in _PEM_BLOCK.finditer(content)]
+    keys = [block for label, block in blocks if label.endswith(b"PRIVATE KEY")]
+    if len(keys) != 1:
+        raise SettingsError(f"{named}: must have one private key as PEM, next to the certificates; it has {len(keys)}")
+    return b"\n".join(block for label, block in blocks if label == b"CERTIFICATE"), keys[0]
 
 
-def _algorithm(path: Path, key: bytes) -> str:
-    """Return the COSE algorithm of a private key. Raises SettingsError that names the file."""
+def _algorithm(named: str, key: bytes) -> tuple[str, Any]:
+    """Return the COSE algorithm of a private key, and its public key. Raises SettingsError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -180,12 +181,13 @@ def _algorithm(path: Path, key: bytes) -> str:
     try:
         found = load_pem_private_key(key, password=None)
     except (TypeError, ValueError, UnsupportedAlgorithm):
-        raise SettingsError(f"{path}: must be a private key as PEM without a password") from None
+        raise SettingsError(f"{named}: the private key must have no password") from None
     if isinstance(found, EllipticCurvePrivateKey) and found.curve.key_size in _BY_CURVE_BITS:
-        return _BY_CURVE_BITS[found.curve.key_size]
+        return _BY_CURVE_BITS[found.curve.key_size], found.public_key()
     if isinstance(found, Ed25519PrivateKey | RSAPrivateKey):
-        return "ed25519" if isinstance(found, Ed25519PrivateKey) else "ps256"
-    raise SettingsError(f"{path}: must be a key of P-256, P-384, P-521, ed25519 or RSA, is {type(found).__name__}")
+        return "ed25519" if isinstance(found, Ed25519PrivateKey) else "ps256", found.public_key()
+    kind = type(found).__name__
+    raise SettingsError(f"{named}: the private key must be of P-256, P-384, P-521, ed25519 or RSA, is {kind}")
 
 
 def _signer(library: Any, algorithm: str, chain: bytes, key: bytes, timestamp_url: str) -> Any:

@@ -17,7 +17,7 @@ from tests.compose.declared import ROOT, services
 Rendering = Callable[..., list[Manifest]]
 
 # The chart's values that match the composition.
-SIGNER = {"c2paCertificate": {"name": "signer", "key": "tls.crt"}, "c2paKey": {"name": "signer", "key": "tls.key"}}
+SIGNER = {"c2paCertificate": {"name": "signer", "key": "tls-combined.pem"}}
 RECEIPTS = {"receiptKey": {"key": "receipt_key"}}
 TRACED = {"tracing": {"endpoint": "http://collector:4317"}}
 CHOSEN = {**EXTERNAL, **TRACED, "frontdoor": {"admin": True}, "secrets": {**SIGNER, **RECEIPTS}}

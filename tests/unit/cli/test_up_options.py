@@ -77,17 +77,6 @@ def test_up_names_allowed_values_of_cache_options(option: str, value: str, allow
     assert option in done.output and allowed in " ".join(done.output.split())
 
 
-def test_up_with_certificate_without_key_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "chain.pem").touch()
-
-    done = run_command(
-        "up", "--c2pa-certificate-file", str(tmp_path / "chain.pem"), "--state-dir", str(tmp_path / "state")
-    )
-
-    assert done.returncode == 2
-    assert "--c2pa-certificate-file and --c2pa-key-file need each other" in done.stderr
-
-
 def planned_flags(monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[str, dict[str, object]]:
     """Return the flags that `up` with these options gives to services, without those of the default."""
     found: list[SuiteSettings] = []
@@ -107,14 +96,14 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
     options = ["--thinning", "load", "--controlnet-pipelining", "on", "--cache-bias", "-2", "--weights", "fp8"]
     options += ["--registry-public-keys", str(key), "--ip-adapters", str(tmp_path), "--loras", str(tmp_path)]
     options += ["--depth-model", str(tmp_path), "--profile-rule", "minimum", "--no-earned-reuse"]
-    options += ["--c2pa-certificate-file", str(key), "--c2pa-key-file", str(key)]
+    options += ["--c2pa-certificate-file", str(key)]
 
     assert planned_flags(monkeypatch, *options) == {
         "controller": {"profile-rule": "minimum"},
         "discriminator": {},
         "frontdoor": {
             **{"profile-rule": "minimum", "thinning": "load", "controlnet-pipelining": "on"},
-            **{"c2pa-certificate-file": key, "c2pa-key-file": key},
+            "c2pa-certificate-file": key,
         },
         "unet_worker": {
             **{"weights": "fp8", "ip-adapters-dir": tmp_path, "adapters-dir": tmp_path},

@@ -11,6 +11,7 @@ from typing import Any
 
 import c2pa
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from PIL import Image
 
@@ -29,7 +30,7 @@ from pentimento.sdk.generated_image import GeneratedImage, read_provenance
 from pentimento.settings import SettingsError
 from pentimento.stores.objects.store import digest_of
 from services.frontdoor.objects import content_credentials
-from services.frontdoor.objects.content_credentials import ContentCredentials, CredentialFiles, manifest_of
+from services.frontdoor.objects.content_credentials import ContentCredentials, manifest_of
 from tests.support.signing_certificates import ContentAuthority, Key
 from tests.support.values import a_provenance, a_route
 
@@ -51,8 +52,8 @@ def encoded(image_format: ImageFormat) -> bytes:
 
 
 @contextmanager
-def credentials_of(folder: Path, *files: Path) -> Iterator[ContentCredentials]:
-    made = ContentCredentials(CredentialFiles(*(files or ContentAuthority().issue(folder))), "1.2")
+def credentials_of(folder: Path, file: Path | None = None) -> Iterator[ContentCredentials]:
+    made = ContentCredentials(file or ContentAuthority().issue(folder), "1.2")
     yield made
     made.close()
 
@@ -73,7 +74,7 @@ def verdict(data: bytes, image_format: ImageFormat, authority: bytes = b"") -> t
 @pytest.mark.parametrize("image_format", list(ImageFormat))
 async def test_signed_image_verifies_and_has_the_same_pixels(tmp_path: Path, image_format: ImageFormat) -> None:
     authority, image = ContentAuthority(), encoded(image_format)
-    with credentials_of(tmp_path, *authority.issue(tmp_path)) as credentials:
+    with credentials_of(tmp_path, authority.issue(tmp_path)) as credentials:
         signed, provenance = await credentials.signed(image, image_format, a_provenance())
 
     state, failures, manifest = verdict(signed, image_format, authority.pem)
@@ -149,35 +150,46 @@ def test_manifest_of_image_from_noise_has_no_ingredient() -> None:
     ids=["es384", "es512", "ed25519", "ps256"],
 )
 async def test_each_kind_of_key_signs(tmp_path: Path, key: Key) -> None:
-    with credentials_of(tmp_path, *ContentAuthority().issue(tmp_path, key)) as credentials:
+    with credentials_of(tmp_path, ContentAuthority().issue(tmp_path, key)) as credentials:
         signed, _ = await credentials.signed(encoded(ImageFormat.PNG), ImageFormat.PNG, a_provenance())
 
     assert verdict(signed, ImageFormat.PNG)[0] == "Valid"
 
 
-def test_unusable_files_are_named(tmp_path: Path) -> None:
-    authority = ContentAuthority()
-    certificate, key = authority.issue(tmp_path)
-    good_certificate, good_key = certificate.read_bytes(), key.read_bytes()
-    other = tmp_path / "other"
-    other.mkdir()
-    other_key = authority.issue(other)[1].read_bytes()
-    old = authority.issue(other, days=-1.0)[0].read_bytes()
+def test_unusable_file_is_named_with_its_setting(tmp_path: Path) -> None:
+    authority, file = ContentAuthority(), tmp_path / "signer.pem"
+    chain, key = authority.parts()
+    _, other_key = authority.parts()
+    secret = ec.generate_private_key(ec.SECP256R1())
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    locked = secret.private_bytes(*form, serialization.BestAvailableEncryption(b"word"))
 
-    for chain, secret, words in (
-        (b"none", good_key, r"certificate.pem: must hold certificates as PEM"),
-        (good_certificate, b"none", r"key.pem: must be a private key as PEM without a password"),
-        (good_certificate, other_key, r"certificate.pem: cannot sign with the key of .*key.pem: Signature"),
-        (old, other_key, r"certificate.pem: cannot sign with the key of .*key.pem: "),
-        (authority.pem, good_key, r"certificate.pem: cannot sign with the key of .*key.pem: Signature"),
+    for content, words in (
+        (b"none", "must have one private key as PEM, next to the certificates; it has 0"),
+        (chain, "must have one private key as PEM, next to the certificates; it has 0"),
+        (chain + key + other_key, "must have one private key as PEM, next to the certificates; it has 2"),
+        (key, "must have certificates as PEM, the signer's first"),
+        (chain + locked, "the private key must have no password"),
+        (chain + other_key, "the private key must be that of the first certificate"),
+        (authority.pem + chain + key, "the private key must be that of the first certificate"),
+        (b"".join(authority.parts(days=-1.0)), "cannot sign: "),
     ):
-        certificate.write_bytes(chain)
-        key.write_bytes(secret)
-        with pytest.raises(SettingsError, match=words):
-            ContentCredentials(CredentialFiles(certificate, key), "1.2")
-    key.unlink()
-    with pytest.raises(SettingsError, match=r"key.pem: cannot be read: No such file"):
-        ContentCredentials(CredentialFiles(certificate, key), "1.2")
+        file.write_bytes(content)
+        with pytest.raises(SettingsError, match=rf"^--c2pa-certificate-file .*signer\.pem: {words}"):
+            ContentCredentials(file, "1.2")
+    file.unlink()
+    with pytest.raises(SettingsError, match=r"^--c2pa-certificate-file .*signer\.pem: cannot be read: No such file"):
+        ContentCredentials(file, "1.2")
+
+
+async def test_key_may_come_before_the_certificates(tmp_path: Path) -> None:
+    chain, key = ContentAuthority().parts()
+    file = tmp_path / "tls-combined.pem"
+    file.write_bytes(key + chain)
+    with credentials_of(tmp_path, file) as credentials:
+        signed, _ = await credentials.signed(encoded(ImageFormat.PNG), ImageFormat.PNG, a_provenance())
+
+    assert verdict(signed, ImageFormat.PNG)[0] == "Valid"
 
 
 def test_missing_package_is_named_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +200,7 @@ def test_missing_package_is_named_with_its_installation(tmp_path: Path, monkeypa
     content_credentials._library.cache_clear()
     try:
         with pytest.raises(FailedPrecondition, match=r"pip install 'pentimento\[c2pa\]'") as raised:
-            ContentCredentials(CredentialFiles(tmp_path / "a", tmp_path / "b"), "1.2")
+            ContentCredentials(tmp_path / "a", "1.2")
     finally:
         content_credentials._library.cache_clear()
     assert raised.value.reason == "LIBRARY_MISSING"
@@ -219,12 +231,12 @@ async def test_saved_file_keeps_signature_and_names_its_request(tmp_path: Path) 
 
 async def test_replaced_certificate_signs_later_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ContentAuthority(), ContentAuthority()
-    files = first.issue(tmp_path)
+    file = first.issue(tmp_path)
     monkeypatch.setattr("pentimento.rpc.watched_file.CHECK_INTERVAL_S", 0.0)
-    with credentials_of(tmp_path, *files) as credentials:
+    with credentials_of(tmp_path, file) as credentials:
         second.issue(tmp_path)
         signed, _ = await credentials.signed(encoded(ImageFormat.PNG), ImageFormat.PNG, a_provenance())
-        files[0].write_text("")
+        file.write_text("")
         after, _ = await credentials.signed(encoded(ImageFormat.PNG), ImageFormat.PNG, a_provenance())
 
     assert [verdict(each, ImageFormat.PNG, second.pem)[0] for each in (signed, after)] == ["Trusted", "Trusted"]
@@ -236,8 +248,8 @@ async def test_image_is_not_held_up_by_a_silent_timestamp_authority(
     monkeypatch.setattr(content_credentials, "SIGN_TIMEOUT_S", 0.1)
     image = encoded(ImageFormat.PNG)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        files = CredentialFiles(*ContentAuthority().issue(tmp_path), f"http://127.0.0.1:{silent.getsockname()[1]}/")
-        credentials = ContentCredentials(files, "1.2")
+        authority = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        credentials = ContentCredentials(ContentAuthority().issue(tmp_path), "1.2", authority)
         # The second one waits for the thread of the first.
         found = [await credentials.signed(image, ImageFormat.PNG, a_provenance()) for _ in range(2)]
 

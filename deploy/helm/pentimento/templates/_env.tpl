@@ -203,7 +203,6 @@ PENTIMENTO_FRONTDOOR_RECEIPT_KEY_FILE: {{ include "pentimento.secretFile" "recei
 {{- end }}
 {{- if .root.Values.secrets.c2paCertificate.key }}
 PENTIMENTO_FRONTDOOR_C2PA_CERTIFICATE_FILE: {{ include "pentimento.secretFile" "c2pa_certificate" }}
-PENTIMENTO_FRONTDOOR_C2PA_KEY_FILE: {{ include "pentimento.secretFile" "c2pa_key" }}
 {{- end }}
 {{- if eq .root.Values.stores.kind "embedded" }}
 PENTIMENTO_FRONTDOOR_MAKE_SIGNING_KEY: "true"

@@ -17,7 +17,7 @@ data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{- if has .service (list "unet-worker" "vectordb-gateway") }}{{ $files = set $files "grantKey" "grant_key" }}{{ end -}}
 {{- end -}}
 {{- if eq .service "frontdoor" -}}
-{{- range $entry, $file := dict "receiptKey" "receipt_key" "c2paCertificate" "c2pa_certificate" "c2paKey" "c2pa_key" -}}
+{{- range $entry, $file := dict "receiptKey" "receipt_key" "c2paCertificate" "c2pa_certificate" -}}
 {{- if (index $.root.Values.secrets $entry).key }}{{ $files = set $files $entry $file }}{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -118,9 +118,6 @@ s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $par
 
 {{/* What no schema can say; every message names a value. */}}
 {{- define "pentimento.check" -}}
-{{- if ne (empty .Values.secrets.c2paCertificate.key) (empty .Values.secrets.c2paKey.key) }}
-{{- fail "secrets.c2paCertificate.key, secrets.c2paKey.key: give both or none" }}
-{{- end }}
 {{- $stores := .Values.stores -}}
 {{- if eq $stores.kind "external" }}
 {{- $cells := .Values.cells }}
