@@ -206,6 +206,37 @@ def test_scaler_knows_every_trigger_of_the_chart(rendered: Rendering) -> None:
     assert "PENTIMENTO_CONTROLLER_SCALED_MODELS" in environments(manifests)["controller"]
 
 
+def test_example_of_fifty_gpus_scales_all_but_frontdoors_and_controller(rendered: Rendering) -> None:
+    release = RenderedRelease(rendered(CHART / "examples" / "fifty-gpus.yaml"))
+    counts = {
+        one["metadata"]["name"].removeprefix("pentimento-"): (
+            one["spec"]["minReplicaCount"],
+            one["spec"]["maxReplicaCount"],
+            target_of(one["spec"]["triggers"][0]["metadata"]).service,
+        )
+        for one in release.of("ScaledObject")
+    }
+
+    # The first three need all 50 GPUs.
+    assert counts == {
+        "unet-worker-heavy": (4, 36, "unet_worker"),
+        "unet-worker-light": (2, 8, "unet_worker"),
+        "controlnet-svc": (1, 6, "controlnet_svc"),
+        "embedder": (2, 8, "embedder"),
+        "vectordb-gateway": (2, 8, "vectordb_gateway"),
+        "discriminator": (2, 6, "discriminator"),
+        "edge": (2, 16, "edge"),
+    }
+    fixed = [one for kind in ("Deployment", "StatefulSet") for one in release.of(kind) if "replicas" in one["spec"]]
+    assert {one["metadata"]["name"]: one["spec"]["replicas"] for one in fixed} == {
+        "pentimento-controller": 2,
+        "pentimento-frontdoor-a": 2,
+        "pentimento-frontdoor-b": 2,
+        "pentimento-frontdoor-c": 2,
+        "pentimento-frontdoor-d": 2,
+    }
+
+
 def test_keda_shows_a_certificate_where_the_suite_does(rendered: Rendering) -> None:
     scaled = {"workerDefaults": {"autoscaling": KEDA}}
     mutual = {"tls": {"secret": "certificates", "mutual": True}, "keda": {"clientSecret": "keda-client"}}
