@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from pentimento.cli.programs import described
 from pentimento.cli.suite_running import with_free_port
-from pentimento.files.discriminator_records import check_informative
+from pentimento.files.discriminator_records import check_cascade, check_informative
 from pentimento.plugins import SUITES, check_policy, load_plugin
 from pentimento.rpc.settings import RpcServerSettings, check_http_address
 from pentimento.settings.loading import COMMON, setting_of
@@ -202,6 +202,7 @@ def served_cascade(
         raise click.UsageError(f"--discriminator {limit}, got {len(directories)}")
     found = tuple(find_discriminator(one, pair, encoder) for one, pair in zip(directories, pairs, strict=True))
     for pair, directory in zip(pairs, found, strict=True):
+        check_cascade(directory, ">".join(pair))
         check_informative(directory, ">".join(pair))
     if len(names) > 2 and options["policy"]:
         raise click.UsageError("--policy plans cascades of two models; --slo-s plans longer ones, once registered")

@@ -60,6 +60,11 @@ class Reason(StrEnum):
         "the device had no memory for the image",
         "none at first: the frontdoor tries another worker; request smaller images if it persists",
     )
+    DISCRIMINATOR_OF_OTHER_CASCADE = (
+        "DISCRIMINATOR_OF_OTHER_CASCADE",
+        "a discriminator was trained for the images of other models",
+        "name the directory that `pentimento discriminator train` wrote for this cascade",
+    )
     DISCRIMINATOR_UNINFORMATIVE = (
         "DISCRIMINATOR_UNINFORMATIVE",
         "the interval of a discriminator's AUROC includes 0.5: a cascade with it would defer at random",

@@ -1,4 +1,4 @@
-"""Read the measured value of a discriminator from its directory, without torch."""
+"""Read from a discriminator's directory what it was trained for, and its measured value, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
 
-RECORD_FILE, AUROC = "prompt_head.json", "auroc"
+RECORD_FILE, AUROC, CASCADE = "prompt_head.json", "auroc", "cascade"
 _CHANCE = 0.5
 
 
@@ -36,19 +36,33 @@ def why_uninformative(auroc: tuple[float, ...]) -> str:
 def check_informative(directory: Path, cascade: str) -> None:
     """Raise FailedPrecondition DISCRIMINATOR_UNINFORMATIVE for a directory with a measured AUROC that is no better than
     chance."""
-    path = directory / RECORD_FILE
-    if not path.is_file():
-        return
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        auroc = measured_auroc(path, document if isinstance(document, dict) else {})
-    except (OSError, ValueError, RecursionError):
+        auroc = measured_auroc(directory / RECORD_FILE, _record(directory))
+    except ValueError:
         # The discriminator's process names the fault of the file.
         return
     why = why_uninformative(auroc)
     if why:
         message = f"the discriminator {directory} of {cascade} carries no information: {why}"
         raise FailedPrecondition(Reason.DISCRIMINATOR_UNINFORMATIVE, message)
+
+
+def check_cascade(directory: Path, cascade: str) -> None:
+    """Raise FailedPrecondition DISCRIMINATOR_OF_OTHER_CASCADE for a directory that was trained for another cascade,
+    LIGHT>HEAVY. Older directories do not state theirs."""
+    trained = _record(directory).get(CASCADE) or cascade
+    if trained != cascade:
+        message = f"the discriminator {directory} was trained for {trained!s:.200}, not for {cascade}"
+        raise FailedPrecondition(Reason.DISCRIMINATOR_OF_OTHER_CASCADE, message)
+
+
+def _record(directory: Path) -> Mapping[str, Any]:
+    """Return the record in a directory; empty without one that can be read."""
+    try:
+        document = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _is_share(value: Any) -> bool:

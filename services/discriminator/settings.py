@@ -8,6 +8,7 @@ from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.safety import IMAGE, PROMPT
 from pentimento.files.adapter_registry import read_discriminators
+from pentimento.files.discriminator_records import check_cascade
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
@@ -105,4 +106,5 @@ class DiscriminatorSettings:
     def __post_init__(self) -> None:
         if self.expected_digest and not self.accepts_other_digest:
             raise ValueError("--expected-digest must be empty or any: there are several discriminators")
-        self.directories()
+        for cascade, directory in self.directories().items():
+            check_cascade(directory, cascade)

@@ -85,7 +85,8 @@ class HeadRecord:
     `deferral` is f(t), the deferred share, sure prompts included, as points (threshold, share); `bounds` are points
     (threshold, hard_below, easy_above): a prompt with a probability below `hard_below` is surely deferred at that
     threshold, one above `easy_above` surely accepted. `auroc` is the AUROC for 'as good' on prompts that neither
-    trained nor calibrated it, with the bounds of its interval at 95 %; empty if unknown."""
+    trained nor calibrated it, with the bounds of its interval at 95 %; empty if unknown. `cascade`: LIGHT>HEAVY, whose
+    images trained it; "" if unknown."""
 
     feature_width: int
     embedding_width: int
@@ -99,6 +100,7 @@ class HeadRecord:
     deferral: tuple[tuple[float, ...], ...] = ((0.0, 0.0), (1.0, 1.0))
     bounds: tuple[tuple[float, ...], ...] = ((0.0, 0.0, 1.0), (1.0, 0.0, 1.0))
     auroc: tuple[float, ...] = ()
+    cascade: str = ""
 
     @property
     def shape(self) -> HeadShape:
@@ -193,7 +195,10 @@ def read_record(path: Path) -> HeadRecord:
         "deferral": _points(path, document, "deferral", 2),
         "bounds": _points(path, document, "bounds", 3),
         "auroc": _auroc(path, document),
+        "cascade": document.get("cascade", ""),
     }
+    if not isinstance(found["cascade"], str):
+        raise BadCheckpoint(f"{path}: cascade must be LIGHT>HEAVY, got {found['cascade']!r:.80}")
     if not isinstance(found["encoder_digest"], str) or not found["encoder_digest"]:
         message = f"encoder_digest must say whose embeddings it reads, got {found['encoder_digest']!r:.80}"
         raise BadCheckpoint(f"{path}: {message}")

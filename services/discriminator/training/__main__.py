@@ -42,7 +42,7 @@ def train(settings: TrainingSettings) -> fitting.Fitted:
     print(f"{len(found)} pairs of {cascade}: {verdicts[True]} deferred, {verdicts[False]} accepted", flush=True)
     pairs = as_tensors(found, settings.size_px)
     plan = NetworkPlan(settings.steps, BATCH, PEAK_RATE, seed=settings.seed)
-    fitted = fitting.fit(network, pairs, found[0].prompt.encoder_digest, plan, device, _say)
+    fitted = fitting.fit(network, pairs, found[0].prompt.encoder_digest, plan, device, _say, cascade)
     fitting.write(fitted, pairs, settings.network, settings.size_px, settings.out)
     digest = open_discriminator(settings.out, accept_other_digest=True).digest
     for line in report_lines(fitted):

@@ -108,8 +108,9 @@ def fit(
     plan: NetworkPlan,
     device: torch.device,
     report: Callable[[int, float], None] = lambda step, loss: None,
+    cascade: str = "",
 ) -> Fitted:
-    """Train, calibrate and measure. Raises FailedPrecondition ONE_KIND_OF_PAIRS if a part of the pairs has no light
+    """Train, calibrate and measure; the record names the cascade. Raises FailedPrecondition ONE_KIND_OF_PAIRS if a part of the pairs has no light
     image that is as good, or no other."""
     check_both_kinds(pairs)
     learnt = pairs.of_folds(TRAINING)
@@ -135,7 +136,8 @@ def fit(
     measured = pairs.of_folds(MEASURING)
     rankings = rankings_of(head, data.rows(measured), pairs.confidences[measured])
     new = rankings[NEW]
-    record = replace(record, auroc=(round(new.value, 4), round(new.low, 4), round(new.high, 4)))
+    auroc = round(new.value, 4), round(new.low, 4), round(new.high, 4)
+    record = replace(record, auroc=auroc, cascade=cascade)
     return Fitted(network, head, record, rankings)
 
 

@@ -222,6 +222,19 @@ def test_start_with_wrong_cascades_ends_in_one_line(cascades: str, message: str,
     assert "Traceback" not in ended.stderr
 
 
+def test_start_with_the_discriminator_of_other_models_ends_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "prompt_head.json").write_text(json.dumps({"cascade": "sd-turbo>sdxl"}))
+    command = [sys.executable, "-m", "services.discriminator", "--listen", f"unix:{tmp_path / 'd'}"]
+
+    ended = subprocess.run(
+        [*command, "--cascades", f"a>b={tmp_path}"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+    assert ended.returncode != 0
+    assert "was trained for sd-turbo>sdxl, not for a>b" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_start_with_changed_weights_ends_before_torch_loads(tmp_path: Path) -> None:
     shutil.copytree(SHIPPED, tmp_path / "tiny-discriminator")
     shutil.copy(SHIPPED.parent / "registry.json", tmp_path)

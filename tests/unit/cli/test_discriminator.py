@@ -36,6 +36,17 @@ def test_train_without_objects_names_missing_option(tmp_path: Path) -> None:
     assert "give --state-dir, or --objects-url of the suite" in str(done.exception)
 
 
+def test_up_refuses_discriminator_of_other_models(tmp_path: Path) -> None:
+    (tmp_path / RECORD_FILE).write_text(json.dumps({"cascade": "sd-turbo>sdxl"}))
+    words = ["up", "--cascade", "tiny-light,tiny-heavy", "--discriminator", str(tmp_path)]
+
+    done = CliRunner().invoke(cli, [*words, "--state-dir", str(tmp_path / "state")])
+
+    assert isinstance(done.exception, FailedPrecondition)
+    assert "was trained for sd-turbo>sdxl, not for tiny-light>tiny-heavy" in str(done.exception)
+    assert not (tmp_path / "state").exists()
+
+
 def test_up_refuses_discriminator_that_knows_nothing(tmp_path: Path) -> None:
     (tmp_path / RECORD_FILE).write_text(json.dumps({"auroc": [0.52, 0.46, 0.58]}))
     words = ["up", "--cascade", "tiny-light,tiny-heavy", "--discriminator", str(tmp_path)]

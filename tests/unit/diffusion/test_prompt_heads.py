@@ -156,6 +156,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bounds": [[0.0, 0.7, 0.6], [1.0, 0.7, 0.8]]}, "bounds must not have a hard_below above"),
     ({"bounds": [[0.0, 0.7], [1.0, 0.7]]}, "bounds must be points of 3 numbers"),
     ({"auroc": [0.7, 0.8, 0.6]}, "auroc must be a value and the bounds of its interval"),
+    ({"cascade": ["a", "b"]}, "cascade must be LIGHT>HEAVY"),
     ({"deferral": [[0.0, 0.0]]}, "deferral must be 2 to 1024 points"),
     ({"deferral": [[0.0, 0.5], [1.0, 0.4]]}, "deferral must ascend"),
     ({"hidden_width": 9}, "its weights do not fit"),

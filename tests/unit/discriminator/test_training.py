@@ -86,7 +86,7 @@ def test_training_writes_calibrated_directory_with_ranking(
     found = open_discriminator(tmp_path / "mine")
     assert found.head is not None
     record = found.head.record
-    assert record.encoder_digest == "sha256:encoder"
+    assert (record.encoder_digest, record.cascade) == ("sha256:encoder", "light>heavy")
     assert 0.0 < record.deferral[25][1] < 1.0
     assert set(fitted.rankings) == {
         fitting.NEW,

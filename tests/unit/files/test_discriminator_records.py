@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.reasons import Reason
-from pentimento.files.discriminator_records import RECORD_FILE, check_informative, measured_auroc
+from pentimento.files.discriminator_records import RECORD_FILE, check_cascade, check_informative, measured_auroc
 
 
 def written(folder: Path, **record: object) -> Path:
@@ -28,6 +28,19 @@ def test_check_informative_with_chance_refuses_and_says_why(tmp_path: Path, auro
         check_informative(written(tmp_path, auroc=auroc), "a>b")
 
     assert caught.value.reason == Reason.DISCRIMINATOR_UNINFORMATIVE
+
+
+@pytest.mark.parametrize("record", [{}, {"cascade": ""}, {"cascade": "a>b"}])
+def test_check_cascade_with_its_own_or_none_stated_passes(tmp_path: Path, record: dict[str, object]) -> None:
+    check_cascade(written(tmp_path, **record), "a>b")
+    check_cascade(tmp_path / "without a record", "a>b")
+
+
+def test_check_cascade_with_another_names_both(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="was trained for b>a, not for a>b") as caught:
+        check_cascade(written(tmp_path, cascade="b>a"), "a>b")
+
+    assert caught.value.reason == Reason.DISCRIMINATOR_OF_OTHER_CASCADE
 
 
 @pytest.mark.parametrize("auroc", [0.7, [0.7], [0.7, 0.8, 0.6], [0.7, -0.1, 0.9], [0.7, "0.6", 0.9]])
