@@ -1,4 +1,4 @@
-"""Read from a discriminator's directory what it was trained for, and its measured value, without torch."""
+"""Read the cascade and the measured value of a discriminator from its directory, without torch."""
 
 import json
 from collections.abc import Mapping

@@ -85,8 +85,8 @@ class HeadRecord:
     `deferral` is f(t), the deferred share, sure prompts included, as points (threshold, share); `bounds` are points
     (threshold, hard_below, easy_above): a prompt with a probability below `hard_below` is surely deferred at that
     threshold, one above `easy_above` surely accepted. `auroc` is the AUROC for 'as good' on prompts that neither
-    trained nor calibrated it, with the bounds of its interval at 95 %; empty if unknown. `cascade`: LIGHT>HEAVY, whose
-    images trained it; "" if unknown."""
+    trained nor calibrated it, with the bounds of its interval at 95 %; empty if unknown. `cascade`: LIGHT>HEAVY, the
+    models of its images; "" if unknown."""
 
     feature_width: int
     embedding_width: int
