@@ -110,8 +110,8 @@ def fit(
     report: Callable[[int, float], None] = lambda step, loss: None,
     cascade: str = "",
 ) -> Fitted:
-    """Train, calibrate and measure; the record names the cascade. Raises FailedPrecondition ONE_KIND_OF_PAIRS if a part of the pairs has no light
-    image that is as good, or no other."""
+    """Train, calibrate and measure; the record names the cascade. Raises FailedPrecondition ONE_KIND_OF_PAIRS if a part
+    of the pairs has no light image that is as good, or no other."""
     check_both_kinds(pairs)
     learnt = pairs.of_folds(TRAINING)
     if plan.steps:
