@@ -150,7 +150,7 @@ def suites(folder: Path) -> Iterator[dict[str, tuple[LocalSuite, str]]]:
     ]
     file.write_text("\n".join(entries))
     common = ["--workers", str(core_count()), "--device", "cpu", "--token-file", str(file), "--config", str(settings)]
-    common += ["--loras", "tiny", "--thinning", "always"]
+    common += ["--adapters", "tiny", "--thinning", "always"]
     ways = {
         "cascade": [
             "--cascade",

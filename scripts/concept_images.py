@@ -18,7 +18,7 @@ SCALE, GAP_PX = 3, 12
 FIRST = "a large striped red heart in the centre on a white background"
 NEAR = "a large striped red heart on a white background"
 TRIES_FOR_A_HIT = 20
-FLAGS = ("--model", "tiny-heavy", "--model", "tiny-light", "--loras", "tiny")
+FLAGS = ("--model", "tiny-heavy", "--model", "tiny-light", "--adapters", "tiny")
 
 
 def strip(generated: list[GeneratedImage], name: str) -> None:

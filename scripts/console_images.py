@@ -23,7 +23,7 @@ from pentimento.sdk import AsyncClient
 from pentimento.supervisor.local import local_suite
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SUITE = ("--cascade", "tiny-light,tiny-heavy", "--loras", "tiny", "--http", "127.0.0.1:0")
+SUITE = ("--cascade", "tiny-light,tiny-heavy", "--adapters", "tiny", "--http", "127.0.0.1:0")
 # A busy machine misses no hits.
 ENVIRONMENT = {"PENTIMENTO_FRONTDOOR_PART_WAIT_FACTOR": "300"}
 HEIGHT_PX = 1000

@@ -16,6 +16,8 @@ from pentimento.clients.controller import AdapterRegistryClient
 from pentimento.domain.adapters import (
     ADAPTED_FAMILIES,
     ADAPTER_NAME_RULE,
+    EMBEDDINGS_FOLDER,
+    IP_ADAPTERS_FOLDER,
     Adapter,
     LoraUpload,
     is_adapter_name,
@@ -29,7 +31,7 @@ from pentimento.files.signed_entries import signed_upload
 REGISTRY = "registry.json"
 NONE_UPLOADED = (
     "no LoRA was uploaded. `pentimento adapters add FILE --name NAME --family FAMILY --licence LICENCE` uploads one;"
-    " `pentimento up --loras DIR --controlnets REGISTRY.JSON` serves those of a directory (`tiny`: those of the tiny"
+    " `pentimento up --adapters DIR --controlnets REGISTRY.JSON` serves those of a directory (`tiny`: those of the tiny"
     " models), which `pentimento adapters register DIR` describes and `pentimento status` lists"
 )
 
@@ -102,7 +104,7 @@ def remove(name: str, as_json: bool, **options: Any) -> None:
 @json_option
 def register(directory: Path, name: str, family: str, licence: str, base_digest: str, as_json: bool) -> None:
     """Register DIRECTORY, a LoRA or a ControlNet, in the registry.json next to it, with its digest and the options.
-    `pentimento up --loras` and `--controlnets` read it at their start."""
+    `pentimento up --adapters` and `--controlnets` read it at their start."""
     directory = directory.resolve()
     entry = entry_of(directory, name, family, licence, base_digest)
     registry = directory.parent / REGISTRY
@@ -176,12 +178,12 @@ def write_entry(registry: Path, entry: dict[str, Any]) -> list[str]:
     named = {one.get("path") for one in document["models"]}
     files = (*registry.parent.glob("*.safetensors"), *registry.parent.glob("*/*.safetensors"))
     there = {file.relative_to(registry.parent).parts[0] for file in files}
-    return sorted(there - named)
+    return sorted(there - named - {EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER})
 
 
 def words(entry: dict[str, Any], registry: Path, unnamed: list[str]) -> str:
     """Format the entry, the command that serves it, and the directories without an entry."""
-    served = f"--controlnets {registry}" if entry["kind"] == "controlnet" else f"--loras {registry.parent}"
+    served = f"--controlnets {registry}" if entry["kind"] == "controlnet" else f"--adapters {registry.parent}"
     line = f"{entry['name']}: {entry['kind']} for {entry['family']}, {entry['digest']}, in {registry}"
     left = f"\nnot in the registry, so not served: {', '.join(unnamed)}" if unnamed else ""
     return f"{line}\n`pentimento up {served}` serves it{left}"

@@ -55,10 +55,7 @@ PASSED = {
         *("profile_rule", "thinning", "feature_reuse", "handover", "controlnet_pipelining"),
         "c2pa_certificate_file",
     ),
-    "unet_worker": (
-        *("weights", "text_encoders", "tile_px"),
-        *("embeddings_dir", "ip_adapters_dir", "registry_public_keys"),
-    ),
+    "unet_worker": ("weights", "text_encoders", "tile_px", "registry_public_keys"),
     "controlnet_svc": ("depth_model", "registry_public_keys"),
     "vectordb_gateway": (
         *("profile_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor"),
@@ -242,7 +239,7 @@ def service_flags(options: dict[str, Any]) -> dict[str, dict[str, object]]:
         service: {name.replace("_", "-"): options[name] for name in names if options[name] is not None}
         for service, names in PASSED.items()
     }
-    found["unet_worker"]["adapters-dir"] = find_loras(options["loras"])
+    found["unet_worker"]["adapters-dir"] = find_loras(options["adapters"])
     gateway = found["vectordb_gateway"]
     if options["policy"] == "modm":
         gateway.setdefault("profile-rule", "mean")

@@ -205,24 +205,11 @@ DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_typ
     help="residuals one step old where a profile allows it: never, always, or if images waited for them [auto]",
 )
 @click.option(
-    "--loras",
+    "--adapters",
     default="",
     metavar="tiny|DIR",
-    help="serve the LoRAs of a directory: of its registry.json, or each file or folder by name; `tiny`: the tiny"
-    " models' [none]",
-)
-@click.option(
-    "--embeddings",
-    "embeddings_dir",
-    type=DIRECTORY,
-    help="directory of textual inversions: safetensors files, each a word of prompts by its name [none]",
-)
-@click.option(
-    "--ip-adapters",
-    "ip_adapters_dir",
-    type=DIRECTORY,
-    help="directory of IP-Adapters: safetensors files by name, in it or in its folders, each next to its"
-    " `image_encoder` [none]",
+    help="serve the LoRAs of a directory, of its registry.json or each file or folder by name, the textual inversions"
+    " of its folder `embeddings`, and the IP-Adapters of `ip-adapters`; `tiny`: the tiny models' LoRAs [none]",
 )
 @click.option(
     "--controlnet-replicas",

@@ -16,6 +16,8 @@ from pentimento.domain.generation import ObjectReference
 
 # An expected digest that every file has.
 ANY_DIGEST = "any"
+# Folders of a directory of LoRAs that hold other adapters: textual inversions, and IP-Adapters.
+EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER = "embeddings", "ip-adapters"
 MAX_ADAPTER_NAME_LENGTH = 128
 ADAPTER_NAME_RULE = (
     f"must be a registry name: 1 to {MAX_ADAPTER_NAME_LENGTH} lower-case letters, digits and single . _ - between them"

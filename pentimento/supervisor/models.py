@@ -122,11 +122,11 @@ def find_controlnets(given: str, weights: Path = WEIGHTS) -> Path | None:
 
 
 def find_loras(given: str, weights: Path = WEIGHTS) -> Path | None:
-    """Return the directory for `--loras`: the tiny models' for `tiny`, else the given directory; None if empty.
-    Raises NotFound."""
+    """Return the directory of LoRAs: the tiny models' for `tiny`, else the given one; None if empty. Raises
+    NotFound."""
     path = weights if given == "tiny" else Path(given).resolve()
     if given and not path.is_dir():
-        raise NotFound("MODEL_NOT_FOUND", f"loras must be `tiny` or a directory, and there is no directory {path}")
+        raise NotFound("MODEL_NOT_FOUND", f"adapters must be `tiny` or a directory, and there is no directory {path}")
     return path if given else None
 
 

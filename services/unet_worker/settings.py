@@ -13,7 +13,7 @@ from pentimento.devices.choices import (
     WeightStorage,
 )
 from pentimento.devices.claims import DeviceClaim, claim_gpu
-from pentimento.domain.adapters import ANY_DIGEST
+from pentimento.domain.adapters import ANY_DIGEST, EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.files.model_files import found_model
 from pentimento.files.signed_entries import TrustedEntries
@@ -55,13 +55,10 @@ class UnetWorkerSettings:
         must_exist=True,
     )
     adapters_dir: Path | None = setting(
-        None, help="directory of LoRAs: its registry.json, or files and folders by name", must_exist=True
-    )
-    embeddings_dir: Path | None = setting(
-        None, help="directory of textual inversions, safetensors files by name", must_exist=True
-    )
-    ip_adapters_dir: Path | None = setting(
-        None, help="directory of IP-Adapters: safetensors files, also in folders, each next to its `image_encoder`"
+        None,
+        help="directory of LoRAs: its registry.json, or files and folders by name; its folder `embeddings` has textual "
+        "inversions, `ip-adapters` IP-Adapters: safetensors files, also in folders, each next to its `image_encoder`",
+        must_exist=True,
     )
     lora_memory_mib: int = setting(1024, help="host memory for recently used LoRAs", minimum=0)
     component_cache_dir: Path | None = setting(
@@ -140,9 +137,18 @@ class UnetWorkerSettings:
             raise ValueError(f"--model: {self.missing}")
         if self.registry_public_keys is not None and self.expected_digest == ANY_DIGEST:
             raise ValueError("--expected-digest any cannot be given with --registry-public-keys")
-        folder = self.ip_adapters_dir
-        if folder is not None and not folder.is_dir() and self.skip_missing is SkipMissing.OFF:
-            raise ValueError(f"--ip-adapters-dir: no such directory: {folder}")
+
+    @property
+    def embeddings_dir(self) -> Path | None:
+        return self._adapters_in(EMBEDDINGS_FOLDER)
+
+    @property
+    def ip_adapters_dir(self) -> Path | None:
+        return self._adapters_in(IP_ADAPTERS_FOLDER)
+
+    def _adapters_in(self, folder: str) -> Path | None:
+        path = self.adapters_dir and self.adapters_dir / folder
+        return path if path and path.is_dir() else None
 
     @property
     def missing(self) -> str:

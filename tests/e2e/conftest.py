@@ -53,7 +53,7 @@ def crash(patient_frontdoors: None) -> Iterator[Crash]:
 @pytest.fixture(scope="session")
 def suite(crash: Crash) -> Iterator[LocalSuite]:
     """Start one heavy model with ControlNets, LoRAs and HTTP, in the directory of a killed suite."""
-    flags = ["--controlnets", "tiny", "--loras", "tiny"]
+    flags = ["--controlnets", "tiny", "--adapters", "tiny"]
     flags += [] if missing() else ["--http", "127.0.0.1:0"]
     with STARTED:
         yield STARTED.enter_context(local_suite(flags, state_dir=crash.state_directory))

@@ -24,7 +24,7 @@ WORKER, SERVICE = "tiny-heavy-0", "controlnet-0"
 
 @pytest.fixture(scope="module")
 def planned_suite() -> Iterator[LocalSuite]:
-    flags = ["--policy", "joint", "--slo-s", "60", "--controlnets", "tiny", "--loras", "tiny"]
+    flags = ["--policy", "joint", "--slo-s", "60", "--controlnets", "tiny", "--adapters", "tiny"]
     with local_suite(["--model", "tiny-heavy", "--model", "tiny-light", *flags]) as running:
         yield running
 

@@ -33,7 +33,7 @@ def running_suite(tmp_path: Path, *, shares: bool) -> Iterator[tuple[Client, str
     config = tmp_path / f"{shares}.toml"
     share = f"share_device_memory = {str(shares).lower()}"
     config.write_text(f'[unet_worker]\n{share}\n[controlnet_svc]\n{share}\nmetrics_listen = "{metrics}"\n')
-    flags = ["--device", "cuda", "--controlnets", "tiny", "--loras", "tiny", "--config", str(config)]
+    flags = ["--device", "cuda", "--controlnets", "tiny", "--adapters", "tiny", "--config", str(config)]
     with local_suite(flags) as suite, Client(suite.endpoint.public) as client:
         yield client, metrics
 

@@ -14,6 +14,8 @@ from pentimento.diffusion.checkpoint import check_inside, read_json_object
 from pentimento.diffusion.loras import BadLora, BaseLayers, Lora, check_lora, digest_lora, read_lora
 from pentimento.diffusion.loras.files import is_lora_file, lora_files_in
 from pentimento.domain.adapters import (
+    EMBEDDINGS_FOLDER,
+    IP_ADAPTERS_FOLDER,
     MAX_ADAPTER_NAME_LENGTH,
     Adapter,
     AdapterKind,
@@ -165,7 +167,8 @@ def _places(directory: Path) -> Iterator[LoraPlace]:
             if isinstance(entry, dict) and entry.get("kind") == "lora":
                 yield from _registered(directory, entry)
         return
-    called = {file: title for path in sorted(directory.iterdir()) for title, file in _titled(path)}
+    others = {directory / EMBEDDINGS_FOLDER, directory / IP_ADAPTERS_FOLDER}
+    called = {file: title for path in sorted({*directory.iterdir()} - others) for title, file in _titled(path)}
     check_inside(directory, called)
     for file, name in _names_of(called).items():
         if name != called[file]:

@@ -114,9 +114,7 @@ def loras_of_directory(model: DiffusionModel, held: HeldModel, settings: UnetWor
 
 def ip_adapters_of_directory(model: DiffusionModel, settings: UnetWorkerSettings) -> IpAdapters:
     directory = settings.ip_adapters_dir
-    if directory is None or not directory.is_dir():
-        return NO_IP_ADAPTERS
-    return adapters.open_ip_adapters(directory, model)
+    return NO_IP_ADAPTERS if directory is None else adapters.open_ip_adapters(directory, model)
 
 
 @dataclass(frozen=True)

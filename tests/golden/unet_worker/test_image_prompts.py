@@ -68,8 +68,8 @@ async def test_prompted_latents_in_shared_batches_equal_diffusers(
     write: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     checkpoint = write(tmp_path / "model")
-    adapters = write_ip_adapter(tmp_path / "adapters", checkpoint)
-    write_ip_adapter(tmp_path / "adapters", checkpoint, name="other", plus=True, seed=8)
+    adapters = write_ip_adapter(tmp_path / "adapters" / "ip-adapters", checkpoint)
+    write_ip_adapter(tmp_path / "adapters" / "ip-adapters", checkpoint, name="other", plus=True, seed=8)
     files = [adapters / "style.safetensors", adapters / "other.safetensors"]
     image = noise_image(32, 32)
 
@@ -97,12 +97,12 @@ async def test_prompted_latents_in_shared_batches_equal_diffusers(
 
 def serve_prompts(checkpoint: Path, folder: Path) -> Any:
     (folder / "w").mkdir(exist_ok=True)
-    return serve(checkpoint, folder / "w", device=DeviceChoice.CPU, ip_adapters_dir=folder / "adapters")
+    return serve(checkpoint, folder / "w", device=DeviceChoice.CPU, adapters_dir=folder / "adapters")
 
 
 async def test_worker_reports_served_and_rejected_ip_adapters(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
-    adapters = write_ip_adapter(tmp_path / "adapters" / "mine", checkpoint)
+    adapters = write_ip_adapter(tmp_path / "adapters" / "ip-adapters" / "mine", checkpoint)
     tensors = load_file(adapters / "style.safetensors")
     broken = {
         "full": ({"image_proj.proj.3.weight": torch.zeros(16, 16)}, "UNSUPPORTED_IP_ADAPTER"),

@@ -30,8 +30,8 @@ def cases_for(schedulers: Sequence[Scheduler]) -> list[Case]:
 async def test_inversion_latents_equal_those_of_diffusers(
     write: Callable[[Path], Path], widths: Mapping[str, int], tmp_path: Path
 ) -> None:
-    embeddings = tmp_path / "embeddings"
-    embeddings.mkdir()
+    embeddings = tmp_path / "adapters" / "embeddings"
+    embeddings.mkdir(parents=True)
     # Drawn as `add_inversion` draws them.
     vectors = {
         key: torch.randn(VECTORS, width, generator=torch.Generator().manual_seed(5)) for key, width in widths.items()
@@ -39,7 +39,9 @@ async def test_inversion_latents_equal_those_of_diffusers(
     save_file(vectors, embeddings / "bad-cat.safetensors")
     saved = add_inversion(write(tmp_path / "saved"), "bad-cat", VECTORS)
 
-    count, differences = await compare(write(tmp_path / "model"), cases_for, reference=saved, embeddings_dir=embeddings)
+    count, differences = await compare(
+        write(tmp_path / "model"), cases_for, reference=saved, adapters_dir=embeddings.parent
+    )
 
     assert len(differences) == count
     assert all(value == 0.0 for value in differences.values()), differences

@@ -51,13 +51,7 @@ class LocalPods:
         places |= {"$(POD_IP):50051": f"127.0.0.1:{self.ports[name]}", "unix:/tmp/pentimento.sock": self.sockets[name]}
         places |= {f"0.0.0.0:{port}": f"127.0.0.1:{self.ports[name]}" for port in (50051, 50480)}
         places |= {"0.0.0.0:9100": "127.0.0.1:0", "/models": str(ROOT / "zoo" / "weights")}
-        for place in (
-            "/var/lib/pentimento",
-            "/var/cache/pentimento",
-            "/usr/share/pentimento",
-            "/profiles",
-            "/embeddings",
-        ):
+        for place in ("/var/lib/pentimento", "/var/cache/pentimento", "/usr/share/pentimento", "/profiles"):
             places[place] = f"{self.folder}/files"
         for before in sorted(places, key=len, reverse=True):
             if value.startswith(before) or f",{before}" in value or f"//{before}" in value:

@@ -28,6 +28,7 @@ def register(directory: Path, *flags: str) -> str:
 def test_registered_adapters_have_digests_of_workers(tmp_path: Path) -> None:
     shutil.copytree(WEIGHTS / NEON, tmp_path / "My Neon")
     shutil.copytree(WEIGHTS / EDGES, tmp_path / EDGES)
+    shutil.copytree(WEIGHTS / NEON, tmp_path / "embeddings")
 
     first = register(tmp_path / "My Neon", "--family", "stable_diffusion")
     second = register(tmp_path / EDGES)
@@ -42,7 +43,7 @@ def test_registered_adapters_have_digests_of_workers(tmp_path: Path) -> None:
     assert (neon.adapter.digest, neon.directory) == (ENTRIES[NEON]["digest"], tmp_path / "My Neon")
     assert (edges.adapter.kind, edges.adapter.family) == (AdapterKind.CONTROLNET, "stable_diffusion")
     assert edges.adapter.digest == ENTRIES[EDGES]["digest"]
-    assert f"`pentimento up --loras {tmp_path}` serves it" in first
+    assert f"`pentimento up --adapters {tmp_path}` serves it" in first
     assert f"not in the registry, so not served: {EDGES}" in first
     assert f"`pentimento up --controlnets {tmp_path}/registry.json` serves it" in second
     assert "not served" not in second

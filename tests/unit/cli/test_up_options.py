@@ -94,7 +94,7 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
     key = tmp_path / "key.pem"
     key.touch()
     options = ["--thinning", "load", "--controlnet-pipelining", "on", "--cache-bias", "-2", "--weights", "fp8"]
-    options += ["--registry-public-keys", str(key), "--ip-adapters", str(tmp_path), "--loras", str(tmp_path)]
+    options += ["--registry-public-keys", str(key), "--adapters", str(tmp_path)]
     options += ["--depth-model", str(tmp_path), "--profile-rule", "minimum", "--no-earned-reuse"]
     options += ["--c2pa-certificate-file", str(key)]
 
@@ -106,8 +106,7 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
             "c2pa-certificate-file": key,
         },
         "unet_worker": {
-            **{"weights": "fp8", "ip-adapters-dir": tmp_path, "adapters-dir": tmp_path},
-            "registry-public-keys": key,
+            **{"weights": "fp8", "adapters-dir": tmp_path, "registry-public-keys": key},
         },
         "controlnet_svc": {"depth-model": tmp_path, "registry-public-keys": key},
         "vectordb_gateway": {"profile-rule": "minimum", "cache-bias": -2, "no-earned-reuse": True},

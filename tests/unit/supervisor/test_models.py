@@ -145,7 +145,7 @@ def test_loras_come_from_tiny_models_or_directory(weights: Path, tmp_path: Path)
     assert find_loras("", weights) is None
     assert find_loras("tiny", weights) == weights
     assert find_loras(str(tmp_path), weights) == tmp_path
-    with pytest.raises(NotFound, match=r"loras must be `tiny` or a directory, and there is no directory .*no-such"):
+    with pytest.raises(NotFound, match=r"adapters must be `tiny` or a directory, and there is no directory .*no-such"):
         find_loras("no-such", weights)
 
 

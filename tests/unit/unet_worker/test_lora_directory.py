@@ -49,6 +49,13 @@ def test_file_names_become_registry_names_that_are_logged(tmp_path: Path, caplog
     assert len([message for message in caplog.messages if "is served as" in message]) == 2
 
 
+def test_folders_of_other_adapters_have_no_loras(tmp_path: Path) -> None:
+    for name in ("embeddings/word", "ip-adapters/style", "embeddings", "ink/a"):
+        write_lora(tmp_path / f"{name}.safetensors")
+
+    assert names(tmp_path) == ["embeddings", "ink"]
+
+
 def test_folder_of_several_loras_serves_each(tmp_path: Path) -> None:
     for number, file in enumerate(("pytorch_lora_weights", "Epoch 2", "epoch-3")):
         write_lora(tmp_path / "ink" / f"{file}.safetensors", number)

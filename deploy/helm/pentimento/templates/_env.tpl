@@ -127,8 +127,6 @@ PENTIMENTO_UNET_WORKER_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_UNET_WORKER_WEIGHTS: {{ .root.Values.serving.weights }}
 PENTIMENTO_UNET_WORKER_REGISTRY_PUBLIC_KEYS: {{ include "pentimento.registryKeys" .root | quote }}
 PENTIMENTO_UNET_WORKER_ADAPTERS_DIR: /models
-PENTIMENTO_UNET_WORKER_EMBEDDINGS_DIR: /embeddings
-PENTIMENTO_UNET_WORKER_IP_ADAPTERS_DIR: /models/{{ .root.Values.serving.ipAdapters }}
 PENTIMENTO_UNET_WORKER_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_UNET_WORKER_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
 PENTIMENTO_UNET_WORKER_MODEL_SOURCES: {{ join "," .root.Values.serving.modelSources | quote }}

@@ -2,7 +2,6 @@
 {{- define "pentimento.reads" -}}
 models: [unet-worker, controlnet-svc, embedder, discriminator]
 profiles: [unet-worker, vectordb-gateway, frontdoor]
-embeddings: [unet-worker]
 tensors: [unet-worker, controlnet-svc]
 compiled: [unet-worker, controlnet-svc]
 cache: [unet-worker, controlnet-svc]
@@ -54,7 +53,7 @@ data: [unet-worker, vectordb-gateway, frontdoor, controller, edge]
 {{- end }}
 {{- end }}
 
-{{/* A volume of files to read: `source` is one of models, profiles, embeddings. */}}
+{{/* A volume of files to read: `source` is models or profiles. */}}
 {{- define "pentimento.readVolume" -}}
 {{- $source := index .root.Values .source -}}
 - name: {{ .source }}
@@ -121,7 +120,7 @@ readinessProbe:
 {{- define "pentimento.mounts" -}}
 {{- $reads := include "pentimento.reads" . | fromYaml -}}
 - {name: tmp, mountPath: /tmp}
-{{- range $source := list "models" "profiles" "embeddings" }}
+{{- range $source := list "models" "profiles" }}
 {{- if and (has $.service (index $reads $source)) (ne (index $.root.Values $source).kind "none") }}
 {{- $given := index $.root.Values $source }}
 {{- $below := ternary ($given.from | trimPrefix "/") "" (eq $given.kind "image") }}
@@ -157,7 +156,7 @@ readinessProbe:
 {{- $tensors := .root.Values.tensors -}}
 - name: tmp
   emptyDir: {medium: Memory, sizeLimit: 64Mi}
-{{- range $source := list "models" "profiles" "embeddings" }}
+{{- range $source := list "models" "profiles" }}
 {{- if and (has $.service (index $reads $source)) (ne (index $.root.Values $source).kind "none") }}
 {{ include "pentimento.readVolume" (dict "root" $.root "source" $source) }}
 {{- end }}
@@ -209,7 +208,7 @@ readinessProbe:
 {{/* Init containers that copy the files of an image: they work on every cluster, for small models. */}}
 {{- define "pentimento.copies" -}}
 {{- $reads := include "pentimento.reads" . | fromYaml -}}
-{{- range $source := list "models" "profiles" "embeddings" }}
+{{- range $source := list "models" "profiles" }}
 {{- $given := index $.root.Values $source }}
 {{- if and (has $.service (index $reads $source)) (eq $given.kind "copy") }}
 - name: copy-{{ $source }}

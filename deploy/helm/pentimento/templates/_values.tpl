@@ -173,7 +173,7 @@ s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $par
 {{- if and .Values.tls.mutual (not (include "pentimento.secure" .)) }}
 {{- fail "tls.mutual: needs tls.secret or tls.issuer.name" }}
 {{- end }}
-{{- range $name := list "models" "profiles" "embeddings" }}
+{{- range $name := list "models" "profiles" }}
 {{- $source := index $.Values $name }}
 {{- $field := get (dict "claim" "claim" "hostPath" "path" "image" "image" "copy" "image") $source.kind }}
 {{- if and $field (not (get $source $field)) }}
