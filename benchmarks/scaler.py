@@ -79,7 +79,7 @@ def served() -> Iterator[ScalerUnderTest]:
         frontdoor = [
             *("services.frontdoor", "--listen", f"unix:{folder}/f", "--controller-address", f"unix:{folder}/c"),
             *("--ledger-url", f"sqlite:///{folder}/journal.sqlite", "--objects-url", f"file://{folder}/objects"),
-            *("--default-model", MODEL, "--worker-wait-s", "0"),
+            *("--cascade", MODEL, "--worker-wait-s", "0"),
         ]
         for command in (controller, frontdoor):
             log = (folder / f"{command[0]}.log").open("w")

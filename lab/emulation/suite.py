@@ -102,11 +102,12 @@ class EmulatedSuite:
         return arguments(flags)
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
-        """Return profiles and cascade."""
+        """Return profiles, and the cascade or default model."""
         files = [profile_file(folder, model.name) for model in self.fleet.models]
         files += [steps_file(folder, model.name) for model in self.fleet.models if model.steps_profile is not None]
         threshold = self.fleet.confidence_threshold if self.fleet.cascade else None
-        return arguments({"profiles": tuple(files), "cascade": self.fleet.cascade, "confidence-threshold": threshold})
+        cascade = self.fleet.cascade or (self.fleet.default_model,)
+        return arguments({"profiles": tuple(files), "cascade": cascade, "confidence-threshold": threshold})
 
     def write_files(self, folder: Path) -> None:
         """Write each model's costs, and its profile of skipped steps. Raises InvalidArgument naming a wrong file."""

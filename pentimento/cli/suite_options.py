@@ -124,8 +124,8 @@ def served_image_encoder(options: dict[str, Any], emulated: SuitePlugin | None) 
 
 
 def with_planned(models: tuple[str, ...], cascade: ServedCascade | None, small: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the given models with those of the cascade and of --small. The first one is the default: the heavy one of
-    a cascade, unless another is given."""
+    """Return the given models with those of the cascade and of --small. Without a cascade the first one is the
+    default."""
     if cascade is not None:
         models = tuple(dict.fromkeys((*models, *reversed(cascade.given))))
     if small:

@@ -21,6 +21,7 @@ REMOVED = {
     "default_deadline_factor": "default deadlines are at least 3 times the steps' measured time",
     "default_deadline_ms": "an outgoing unary call without a deadline has 10 s",
     "default_guidance_scale": "the model's registry.json states it",
+    "default_model": "`cascade` with one name is the default model",
     "default_steps": "the model's registry.json states it",
     "deferral_sample_share": "a quarter of the deferred requests is compared",
     "deferral_shares": "`deferral` takes it, as THRESHOLD:SHARE, …",

@@ -297,7 +297,6 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
         "listen": f"{address},{settings.public}" if settings.public and not number else address,
         "ledger-url": ledger,
         "objects-url": cell_objects_url(settings, state, number),
-        "default-model": settings.default_model,
         # Each cell has its own erasures and receipts.
         "admin-listen": unix_address(state, f"{name}-admin") if number and settings.admin else settings.admin,
         "receipt-key-file": settings.receipt_key_file,
@@ -310,7 +309,7 @@ def frontdoor(settings: SuiteSettings, state: StateDirectory, number: int = 0) -
     if settings.emulated is not None:
         more = settings.emulated.frontdoor_arguments(stores(settings, state))
     else:
-        flags["profiles"] = settings.profiles
+        flags |= {"profiles": settings.profiles, "cascade": (settings.models[0].name,)}
         if settings.cascade is not None:
             flags |= {
                 "cascade": settings.cascade.models,

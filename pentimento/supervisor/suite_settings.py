@@ -75,9 +75,6 @@ class SuitePlugin(Protocol):
     """Replace models by emulated devices: made from a fleet's file by a plug-in of the group `pentimento.suites`."""
 
     @property
-    def default_model(self) -> str: ...
-
-    @property
     def models(self) -> Sequence[str]:
         """Return the names of the fleet's models."""
 
@@ -104,7 +101,7 @@ class SuitePlugin(Protocol):
         `small` refine hits; empty for the fleet's own."""
 
     def frontdoor_arguments(self, folder: Path) -> tuple[str, ...]:
-        """Return flags for the models' costs, which `write_files` writes, and for the cascade."""
+        """Return flags for the models' costs, which `write_files` writes, and for the cascade or default model."""
 
     def write_files(self, folder: Path) -> None:
         """Write the files that `frontdoor_arguments` names."""
@@ -168,10 +165,6 @@ class SuiteSettings:
             if name in self.places:
                 return self.places[name]
         return self.devices or None
-
-    @property
-    def default_model(self) -> str:
-        return self.emulated.default_model if self.emulated is not None else self.models[0].name
 
     @property
     def cached(self) -> bool:

@@ -24,7 +24,7 @@ class DiscriminatorSettings:
     cascade: tuple[str, ...] = setting(
         (),
         help="models, light first: of requests without a model unless the plan names some, and of discriminators in "
-        "the registry",
+        "the registry; the last, or only, one is the default; empty: the first by name",
     )
     registry: Path | None = setting(None, help="JSON registry of models and discriminators")
     encoder: str = setting(

@@ -133,13 +133,12 @@ class FrontdoorSettings:
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )
     worker_addresses: tuple[str, ...] = setting((), help="workers to use besides those of the plan")
-    default_model: str = setting("", help="model of requests without one; empty: the first by name")
     queue_limit: int = setting(256, help="waiting requests per pool", minimum=0)
     drop_late: bool = setting(True, help="reject or drop requests that are predicted to miss their deadline")
     cascade: tuple[str, ...] = setting(
         (),
         help="models, light first: of requests without a model unless the plan names some, and of discriminators in "
-        "the registry",
+        "the registry; the last, or only, one is the default; empty: the first by name",
     )
     confidence_threshold: float | None = setting(
         None,
@@ -248,6 +247,11 @@ class FrontdoorSettings:
         if not self.frontdoor_id:
             raise ValueError("--frontdoor-id must not be empty")
         self.read_cells()
+
+    @property
+    def default_model(self) -> str:
+        """Return the model of requests that name none and have no stages; "" for the first by name."""
+        return self.cascade[-1] if self.cascade else ""
 
     def read_cells(self) -> CellMap:
         """Return the cells. Raises ValueError."""

@@ -168,7 +168,8 @@ def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: Fixed
 
     # Routes.
     rules, cost_s = _step_rules(settings, catalogue, adapters), settings.cache_cost_ms / 1000
-    stages = StageChoice(dataplane, catalogue, adapters, tenants, settings.cascade)
+    cascade = settings.cascade if len(settings.cascade) > 1 else ()
+    stages = StageChoice(dataplane, catalogue, adapters, tenants, cascade)
     choice = StartChoice(dataplane, gateway, stages, catalogue, rules, Worth(cost_s), wait_factor)
     foresight = Foresight(dataplane, choice, prompts, discriminators, Worth(cost_s, CASCADE), wait_factor)
 

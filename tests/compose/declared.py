@@ -12,7 +12,7 @@ import yaml
 from pentimento.settings.declaration import by_name
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^}]*)\}")
+VARIABLE = re.compile(r"\$\{\w+:-(?P<default>[^${}]*)\}")
 Service = dict[str, Any]
 EMBEDDED, REAL = "docker-compose.embedded.yml", "docker-compose.yml"
 SETTINGS = {
@@ -36,7 +36,9 @@ def read(file: str) -> dict[str, Any]:
 
 @cache
 def _parsed(file: str) -> dict[str, Any]:
-    text = VARIABLE.sub(lambda found: found["default"], (ROOT / file).read_text())
+    text = (ROOT / file).read_text()
+    while VARIABLE.search(text):  # a default may have a variable
+        text = VARIABLE.sub(lambda found: found["default"], text)
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 

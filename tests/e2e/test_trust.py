@@ -150,7 +150,7 @@ def start(suite: TrustedSuite, folder: Path) -> None:
     suite.serves("embedder", "vectordb-gateway")
     suite.start(
         "frontdoor",
-        *("--ledger-url", ledgers["frontdoor"], "--objects-url", objects, "--default-model", "mine"),
+        *("--ledger-url", ledgers["frontdoor"], "--objects-url", objects, "--cascade", "mine"),
         *("--embedder-address", suite.address("embedder"), "--gateway-address", suite.address("vectordb-gateway")),
     )
     places = {"frontdoor": "frontdoor", "controller": "controller", "gateway": "vectordb-gateway"}

@@ -103,7 +103,7 @@ async def test_request_waits_for_worker_that_autoscaler_starts(folder: Path) -> 
     async with (
         open_channel(f"unix:{folder / 'c'}", RpcChannelSettings()) as channel,
         grpc.aio.insecure_channel(f"unix:{folder / 's'}") as scaler,
-        running_suite(folder, default_model="tiny", **settings) as suite,
+        running_suite(folder, cascade=("tiny",), **settings) as suite,
         asyncio.timeout(120),
     ):
         await until(lambda: "tiny" in suite.frontdoor.interpreter.dataplane.state.index.unstaffed)
@@ -130,7 +130,7 @@ async def test_request_waits_for_worker_that_autoscaler_starts(folder: Path) -> 
 async def test_request_for_model_without_autoscaler_is_refused(folder: Path) -> None:
     controller = await start_controller(folder)
     settings = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": f"unix:{folder / 'c'}"}
-    async with running_suite(folder, default_model="tiny", **settings) as suite, asyncio.timeout(120):
+    async with running_suite(folder, cascade=("tiny",), **settings) as suite, asyncio.timeout(120):
         await until(lambda: suite.frontdoor.interpreter.dataplane.state.plan is not None)
         with pytest.raises(Unavailable, match="no worker is ready yet"):
             await suite.paint(REQUEST)

@@ -110,7 +110,7 @@ async def planned(
     """Run a frontdoor with these parts."""
     async with (
         planned_parts(folder, pools, start, cascades, cache, gateway) as (parts, settings),
-        running_suite(folder, **settings, **changes) as suite,
+        running_suite(folder, **(settings | changes)) as suite,
     ):
         await suite.wait_for_workers(2)
         yield Planned(suite, parts.light, parts.heavy, parts.discriminator)
@@ -179,10 +179,12 @@ async def test_idle_large_worker_takes_waiting_hit(folder: Path) -> None:
     assert (spared.model_digest, spared.route.model, spared.route.start) == ("sha256:heavy", "heavy", IMAGE)
 
 
-async def test_pool_with_other_name_takes_requests_of_its_model(folder: Path) -> None:
+@pytest.mark.parametrize(("named", "own"), [("light", ()), ("", ("light",))], ids=["named", "a cascade of one model"])
+async def test_pool_with_other_name_takes_requests_of_its_model(folder: Path, named: str, own: tuple[str, ...]) -> None:
     pools = (PoolPlan("misses", "heavy", ("w2",)), PoolPlan("hits", "light", ("w1",)))
-    async with planned(folder, pools) as run:
-        provenance = (await run.suite.paint(replace(UNNAMED, model="light", cache=CacheMode.OFF))).provenance
+    async with planned(folder, pools, cascade=own) as run:
+        asking = replace(UNNAMED, model=named, cache=CacheMode.OFF, deadline_ms=10_000)
+        provenance = (await run.suite.paint(asking)).provenance
 
     assert provenance.model_digest == "sha256:light"
 
@@ -192,7 +194,7 @@ async def test_planned_model_replaces_default_steps_by_its_own(
 ) -> None:
     pools = (PoolPlan("light", "light", ("w1",), routes=EVERY_START),)
     asking = replace(UNNAMED, num_inference_steps=3)
-    async with planned(folder, pools, default_model="heavy") as run:
+    async with planned(folder, pools, cascade=("heavy",)) as run:
         unnamed = (await run.suite.paint(asking)).provenance
         named = (await run.suite.paint(replace(asking, model="light"))).provenance
 

@@ -132,7 +132,7 @@ async def planned_fleet(
         scorer = EmulatedDiscriminatorSettings(*rpc_of(folder, "d"), fleet, controller_address=address)
         await started(wire_discriminator(scorer), stack)
         workers = tuple([await started(wire_worker(worker_of(folder, number, address)), stack) for number in range(4)])
-        changes: dict[str, Any] = {"worker_addresses": (), "controller_address": address, "default_model": "heavy"}
+        changes: dict[str, Any] = {"worker_addresses": (), "controller_address": address, "cascade": ("heavy",)}
         if thins:
             profile = halving_profile(folder / "halving.json", workers[0].worker.loaded.held)
             changes |= {"thinning": ThinningMode.LOAD, "profiles": (profile,)}

@@ -42,7 +42,7 @@ async def test_two_workers_serve_four_models(directory: Path) -> None:
         controller = await started(wire_controller(settings, allocator_limit_s=60.0), stack)
         address = f"unix:{directory / 'c'}"
         frontdoor = {"worker_addresses": (), "worker_wait_s": 0.0, "controller_address": address}
-        suite = await stack.enter_async_context(running_suite(directory, default_model="a", **frontdoor))
+        suite = await stack.enter_async_context(running_suite(directory, cascade=("a",), **frontdoor))
         for name in ("w1", "w2"):
             own = EmulatedWorkerSettings(
                 *rpc_of(directory, name),

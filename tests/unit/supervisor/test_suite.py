@@ -197,7 +197,7 @@ def test_served_cascade_has_discriminator_known_to_frontdoor(tmp_path: Path, thr
     flags = flags_of(suite, "frontdoor")
     assert flags["--cascade"] == "light,heavy"
     assert flags.get("--confidence-threshold") == (None if threshold is None else str(threshold))
-    assert flags["--default-model"] == "heavy"
+    assert flags_of(planned(tmp_path, "heavy light"), "frontdoor")["--cascade"] == "heavy"
 
 
 @pytest.mark.parametrize(("http", "delay_s"), [("127.0.0.1:50480", "0"), ("0.0.0.0:50480", None)])

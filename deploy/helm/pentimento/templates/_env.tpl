@@ -172,8 +172,7 @@ PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.un
 PENTIMENTO_FRONTDOOR_EMBEDDER_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "embedder") }}{{ if $serving.imageEncoder }},{{ include "pentimento.address" (dict "root" .root "service" "image-embedder") }}{{ end }}
 PENTIMENTO_FRONTDOOR_GATEWAY_ADDRESS: {{ include "pentimento.address" (dict "root" .root "service" "vectordb-gateway") }}
 {{- end }}
-PENTIMENTO_FRONTDOOR_DEFAULT_MODEL: {{ $serving.heavy }}
-PENTIMENTO_FRONTDOOR_CASCADE: {{ include "pentimento.text" $serving.cascade | quote }}
+PENTIMENTO_FRONTDOOR_CASCADE: {{ include "pentimento.text" ($serving.cascade | default (list $serving.heavy)) | quote }}
 PENTIMENTO_FRONTDOOR_CONFIDENCE_THRESHOLD: {{ include "pentimento.text" $serving.confidenceThreshold | quote }}
 PENTIMENTO_FRONTDOOR_PROFILE_RULE: {{ $serving.profileRule }}
 PENTIMENTO_FRONTDOOR_THINNING: {{ $serving.thinning | quote }}

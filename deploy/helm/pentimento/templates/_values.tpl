@@ -201,7 +201,7 @@ s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $par
 {{- range .Values.serving.cascade }}
 {{- if not (has . $served) }}{{ fail (printf "serving.cascade: no pool of workers has the model %s" .) }}{{ end }}
 {{- end }}
-{{- if and .Values.serving.cascade (not .Values.discriminator.enabled) }}
+{{- if and (gt (len .Values.serving.cascade) 1) (not .Values.discriminator.enabled) }}
 {{- fail "discriminator.enabled: a cascade (serving.cascade) needs a discriminator" }}
 {{- end }}
 {{- if and .Values.serving.safetyChecks (not .Values.discriminator.enabled) }}
