@@ -98,6 +98,7 @@ REMOVED = {
     "max_watchers": "at most 4096 plan streams are open",
     "memo_entries": "an embedder caches 8192 embeddings",
     "object_grace_s": "the objects of an evicted entry stay for 120 s, at most `grant_ttl_s`",
+    "model_sources": "`model` and `other_models` take NAME=s3://bucket/path@sha256:…",
     "orphan_s": "an attempt survives its stream for 10 s",
     "orphan_wait_s": "a recovered attempt waits 3 s for its worker",
     "overprovision": "`policy_options` takes it, as overprovision=NUMBER",

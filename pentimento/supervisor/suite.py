@@ -238,15 +238,14 @@ def worker_of_any(settings: SuiteSettings, state: StateDirectory, number: int) -
 
 def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory, number: int) -> ProcessSpec:
     others = [
-        f"{other.path}@{other.digest}" if other.digest else str(other.path)
+        other.source or (f"{other.path}@{other.digest}" if other.digest else str(other.path))
         for other in settings.models
         if other != model
     ]
     is_planned = bool(settings.policy) or (settings.cascade is not None and settings.slo_s is not None)
     flags = {
-        "model": model.path,
+        "model": model.source or model.path,
         "model-name": model.name,
-        "model-sources": listed("model", [one.source for one in settings.models if one.source]),
         "objects-url": objects_url(settings, state),
         "threads": settings.threads,
         "expected-digest": model.digest,

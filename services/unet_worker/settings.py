@@ -1,5 +1,6 @@
 """Define the settings of the UNet worker: flags, PENTIMENTO_UNET_WORKER_… and the table [unet_worker]."""
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,8 +14,9 @@ from pentimento.devices.choices import (
     WeightStorage,
 )
 from pentimento.devices.claims import DeviceClaim, claim_gpu
-from pentimento.domain.adapters import ANY_DIGEST, EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER
+from pentimento.domain.adapters import ANY_DIGEST, EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER, split_digest
 from pentimento.domain.components import DEFAULT_DISK_MIB
+from pentimento.domain.errors import InvalidArgument
 from pentimento.files.model_files import found_model
 from pentimento.files.signed_entries import TrustedEntries
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -35,10 +37,7 @@ class UnetWorkerSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     model: Path = setting(
-        help="diffusers directory, one safetensors file, or name of a registered model or of model_sources"
-    )
-    model_sources: tuple[str, ...] = setting(
-        (), help="models that are fetched from S3, by name: NAME=s3://bucket/path@sha256:…"
+        help="diffusers directory, one safetensors file, name of a registered model, or NAME=s3://bucket/path@sha256:…"
     )
     skip_missing: SkipMissing = setting(
         SkipMissing.OFF, help="models that may be missing: none (off), other_models (others), also its own (all)"
@@ -46,7 +45,7 @@ class UnetWorkerSettings:
     model_name: str = setting("", help="name for requests; empty: that of the directory or file")
     expected_digest: str = setting("", help="sha256:… to require; any: accept any; empty: from registry.json, else any")
     other_models: tuple[Path, ...] = setting(
-        (), help="models that a plan may switch to, as for model; optionally with @sha256:…"
+        (), help="models that a plan may switch to, as for model; paths and names optionally with @sha256:…"
     )
     registry_public_keys: Path | None = setting(
         None,
@@ -132,6 +131,9 @@ class UnetWorkerSettings:
     )
 
     def __post_init__(self) -> None:
+        if (source := source_of("model", self.model)) is not None:
+            object.__setattr__(self, "other_models", (*self.other_models, self.model))
+            object.__setattr__(self, "model", Path(source[0]))
         object.__setattr__(self, "model", found_model(self.model))
         if self.missing and not self.may_be_stored and self.skip_missing is not SkipMissing.ALL:
             raise ValueError(f"--model: {self.missing}")
@@ -157,7 +159,13 @@ class UnetWorkerSettings:
 
     @property
     def may_be_stored(self) -> bool:
-        return self.component_cache_dir is not None and bool(self.controller_address or self.model_sources)
+        return self.component_cache_dir is not None and bool(self.controller_address or self.sources)
+
+    @property
+    def sources(self) -> dict[str, tuple[str, str]]:
+        """Return address and digest of each model of S3, by name. Raises InvalidArgument."""
+        found = (source_of("other_models", given) for given in self.other_models)
+        return dict(one for one in found if one is not None)
 
     @property
     def trusted(self) -> TrustedEntries | None:
@@ -167,6 +175,22 @@ class UnetWorkerSettings:
     def claim_gpu(self) -> DeviceClaim | None:
         folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "unet_worker", self.claims_per_device)
+
+
+# A path has one of the slashes after the scheme of an address.
+_SCHEME = re.compile(r"\b(s3|https?):/(?=[^/])")
+
+
+def source_of(field: str, given: Path) -> tuple[str, tuple[str, str]] | None:
+    """Return name, and address and digest, of a `NAME=s3://…@sha256:…`; None for a path. Raises InvalidArgument."""
+    name, is_source, _ = str(given).partition("=s3:")
+    if not is_source:
+        return None
+    text = _SCHEME.sub(r"\1://", str(given))
+    url, digest = split_digest(field, text.partition("=")[2])
+    if not (name and url.startswith("s3://") and digest):
+        raise InvalidArgument.of(field, f"must be NAME=s3://bucket/path@sha256:…, got {text[:200]!r}")
+    return name, (url, digest)
 
 
 @dataclass(frozen=True)

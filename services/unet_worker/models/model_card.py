@@ -16,7 +16,7 @@ from pentimento.domain.adapters import ANY_DIGEST, split_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
 from pentimento.files.model_files import found_model, model_name
-from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings, source_of
 
 if TYPE_CHECKING:
     from pentimento.diffusion.families import LoadedModelInfo
@@ -53,10 +53,13 @@ def missing_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
 
 
 def named_models(settings: UnetWorkerSettings) -> tuple[OtherModel, ...]:
-    """Return the models that the settings name besides the first, on disk or not. Raises InvalidArgument for an invalid
-    digest."""
-    split = (split_digest("other_models", str(given)) for given in settings.other_models)
-    return tuple(OtherModel(_place(settings.model, Path(where)), digest) for where, digest in split)
+    """Return the models that the settings name besides the first, on disk or not, each of S3 once. Raises
+    InvalidArgument for an invalid digest."""
+    paths = (given for given in settings.other_models if source_of("other_models", given) is None)
+    split = (split_digest("other_models", str(given)) for given in paths)
+    named = [OtherModel(_place(settings.model, Path(where)), digest) for where, digest in split]
+    known = {settings.model_name, model_name(settings.model), *(one.name for one in named)}
+    return (*named, *(OtherModel(Path(name)) for name in settings.sources if name not in known))
 
 
 def _place(first: Path, given: Path) -> Path:

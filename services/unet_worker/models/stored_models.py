@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from pentimento.clients.controller import ModelRepositoryClient
 from pentimento.diffusion.model_registry import registry_entry
-from pentimento.domain.adapters import split_digest
 from pentimento.domain.components import Tier
-from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from pentimento.domain.errors import DeadlineExceeded, FailedPrecondition, NotFound, Unavailable
 from pentimento.domain.models import ModelVariant
 from pentimento.files.signed_entries import TrustedEntries, entry_of_variant
 from pentimento.policies.components import Utility
@@ -23,7 +22,7 @@ from pentimento.service.components import known_peers
 from pentimento.service.fleet_member import addresses
 from pentimento.stores.components.models import ModelFolders, open_folders
 from services.unet_worker.models.model_card import OtherModel, named_models
-from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
+from services.unet_worker.settings import SkipMissing, UnetWorkerSettings, source_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -100,14 +99,16 @@ def with_signed_digests(settings: UnetWorkerSettings) -> UnetWorkerSettings:
     FailedPrecondition for a model without such an entry, or with another digest in it."""
     if settings.trusted is None:
         return settings
-    others = tuple(
-        _given(one.path, signed_digest(settings.trusted, one.path, one.digest)) if one.path.exists() else given
-        for one, given in zip(named_models(settings), settings.other_models, strict=True)
+    named = named_models(settings)
+    digests = (
+        signed_digest(settings.trusted, one.path, one.digest) if one.path.exists() else one.digest for one in named
     )
+    others = tuple(_given(one.path, digest) for one, digest in zip(named, digests, strict=True))
+    sources = tuple(given for given in settings.other_models if source_of("other_models", given) is not None)
     if settings.model.exists():
         digest = signed_digest(settings.trusted, settings.model, settings.expected_digest)
         settings = replace(settings, expected_digest=digest)
-    return replace(settings, other_models=others)
+    return replace(settings, other_models=(*others, *sources))
 
 
 def signed_digest(trusted: TrustedEntries, model: Path, expected: str) -> str:
@@ -125,7 +126,7 @@ def _given(path: Path, digest: str) -> Path:
 
 
 async def _find(settings: UnetWorkerSettings, name: str, folders: ModelFolders, *, is_own: bool) -> ModelVariant | None:
-    sources = dict(source_of(given) for given in settings.model_sources)
+    sources = settings.sources
     try:
         if name in sources:
             return await asyncio.to_thread(_below, *sources[name], name, folders)
@@ -144,15 +145,6 @@ async def _find(settings: UnetWorkerSettings, name: str, folders: ModelFolders, 
             raise
         logger.warning("a model is neither on disk nor registered: %s", error.message, extra={"model": name})
         return None
-
-
-def source_of(given: str) -> tuple[str, tuple[str, str]]:
-    """Return name, and address and digest, of a `NAME=s3://…@sha256:…`. Raises InvalidArgument."""
-    name, _, where = given.partition("=")
-    url, digest = split_digest("model_sources", where)
-    if not (name and url.startswith("s3://") and digest):
-        raise InvalidArgument.of("model_sources", f"must be NAME=s3://bucket/path@sha256:…, got {given[:200]!r}")
-    return name, (url, digest)
 
 
 def _below(url: str, digest: str, name: str, folders: ModelFolders) -> ModelVariant:

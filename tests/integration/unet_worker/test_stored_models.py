@@ -72,8 +72,8 @@ def partial_files(directory: Path) -> list[Path]:
 
 
 async def found(directory: Path, sources: dict[str, str], **changed: Any) -> tuple[UnetWorkerSettings, StoredModels]:
-    given = tuple(f"{name}={source}" for name, source in sources.items())
-    return await with_stored(settings_of(directory, model_sources=given, **changed))
+    given = tuple(Path(f"{name}={source}") for name, source in sources.items())
+    return await with_stored(settings_of(directory, other_models=given, **changed))
 
 
 async def test_worker_of_a_bucket_generates_as_from_the_directory(
@@ -83,7 +83,7 @@ async def test_worker_of_a_bucket_generates_as_from_the_directory(
     async with serve(checkpoint, directory) as worker:
         local = await result_of(execute(worker))
 
-    settings, stored = await found(directory, {"tiny": source})
+    settings, stored = await with_stored(settings_of(directory, f"tiny={source}"))
     kept = {"component_cache_dir": settings.component_cache_dir}
     async with serve(settings.model, directory, stored, **kept) as worker:
         fetched = await result_of(execute(worker))
@@ -100,7 +100,7 @@ async def test_plan_switches_to_a_model_that_is_then_fetched(
         "tiny": f"{bucket.put(checkpoint)}@{digest_of(checkpoint)}",
         "other": f"{bucket.put(other, 'models/other')}@{digest_of(other)}",
     }
-    settings, stored = await found(directory, sources, other_models=(Path("other"),))
+    settings, stored = await found(directory, sources)
     model = stored.models[Path(str(settings.other_models[0]).partition("@")[0])]
     weights = next(file for file in model.files if file.path == "unet/diffusion_pytorch_model.safetensors")
     (directory / "components" / "blobs" / weights.sha256).unlink()

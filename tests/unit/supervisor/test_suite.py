@@ -71,6 +71,17 @@ def test_pinned_model_digest_applies_to_every_worker(tmp_path: Path) -> None:
     assert flags_of(suite, "b-0")["--expected-digest"] == digest
 
 
+def test_models_of_s3_are_named_with_their_address(tmp_path: Path) -> None:
+    digest = f"sha256:{'1' * 64}"
+    sources = {name: f"{name}=s3://bucket/{name}@{digest}" for name in "ab"}
+    models = tuple(ModelDirectory(name, Path(name), digest, source) for name, source in sources.items())
+
+    suite = plan_suite(SuiteSettings(models, tmp_path, policy="modm"), StateDirectory(tmp_path / "state"))
+
+    flags = flags_of(suite, "a-0")
+    assert (flags["--model"], flags["--other-models"]) == (sources["a"], sources["b"])
+
+
 def test_policy_plans_the_cascade_that_is_served(tmp_path: Path) -> None:
     cascade = ServedCascade(("l", "h"), (tmp_path / "d",))
 

@@ -14,12 +14,13 @@ from pentimento.domain.fleet import ModelCost
 from pentimento.domain.generation import NoiseForm, Scheduler
 from pentimento.profiles.costs import BatchProfile, Cost, ModelProfile, SizeProfile, costs_to_json
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
-from services.unet_worker.models.model_card import checkpoints, held_model, model_costs
+from services.unet_worker.models.model_card import checkpoints, held_model, model_costs, named_models
 from services.unet_worker.process import estimated_cost
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings
 from tests.support.logged import said_by
 from tests.unit.unet_worker.orders import HELD
 
+DIGEST = f"sha256:{'1' * 64}"
 INFO = LoadedModelInfo(
     family="stable_diffusion",
     model_digest="sha256:model",
@@ -226,6 +227,22 @@ def test_another_model_that_cannot_be_held_is_refused(directory: Path, given: st
 
     with pytest.raises(InvalidArgument, match=f"other_models: .*{wrong}"):
         checkpoints(settings(directory, other_models=(directory.parent / given,)))
+
+
+@pytest.mark.parametrize("given", [f"=s3://b/m@{DIGEST}", "m=s3://b/m", "m=s3://b/m@sha256:12", f"m=s3:b@{DIGEST}"])
+def test_model_of_s3_without_name_address_or_digest_is_refused(directory: Path, given: str) -> None:
+    for field, named in (("model", {"model": Path(given)}), ("other_models", {"other_models": (Path(given),)})):
+        with pytest.raises(InvalidArgument, match=rf"^{field}: must (be NAME=s3://bucket|have sha256:)"):
+            named_models(replace(settings(directory), **named))
+
+
+def test_named_models_have_each_model_of_s3_once(directory: Path) -> None:
+    """An entry may also say where the worker's own model is, or one that is named by its place."""
+    own, other, third = (Path(f"{name}=s3://b/{name}@{DIGEST}") for name in (directory.name, "light", "third"))
+
+    named = named_models(settings(directory, other_models=(own, directory.parent / "light", other, third)))
+
+    assert [one.path for one in named] == [directory.parent / "light", Path("third")]
 
 
 def test_checkpoints_finds_files_by_names_without_suffix(directory: Path) -> None:

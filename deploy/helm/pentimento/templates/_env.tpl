@@ -121,7 +121,7 @@ PENTIMENTO_VECTORDB_GATEWAY_GRANT_KEY_FILE: {{ include "pentimento.secretFile" "
 {{ include "pentimento.env.advertised" . }}
 {{ include "pentimento.env.device" . }}
 PENTIMENTO_UNET_WORKER_MODEL: /models/{{ $model }}
-PENTIMENTO_UNET_WORKER_OTHER_MODELS: {{ join "," $paths | quote }}
+PENTIMENTO_UNET_WORKER_OTHER_MODELS: {{ join "," (concat $paths .root.Values.serving.modelSources) | quote }}
 PENTIMENTO_UNET_WORKER_SKIP_MISSING: {{ .values.skipMissing | quote }}
 PENTIMENTO_UNET_WORKER_PROFILES: /usr/share/pentimento/profiles,/profiles
 PENTIMENTO_UNET_WORKER_WEIGHTS: {{ .root.Values.serving.weights }}
@@ -129,7 +129,6 @@ PENTIMENTO_UNET_WORKER_REGISTRY_PUBLIC_KEYS: {{ include "pentimento.registryKeys
 PENTIMENTO_UNET_WORKER_ADAPTERS_DIR: /models
 PENTIMENTO_UNET_WORKER_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_UNET_WORKER_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
-PENTIMENTO_UNET_WORKER_MODEL_SOURCES: {{ join "," .root.Values.serving.modelSources | quote }}
 PENTIMENTO_UNET_WORKER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
 PENTIMENTO_UNET_WORKER_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
 {{- if .root.Values.auth.enabled }}
