@@ -115,6 +115,7 @@ REMOVED = {
     "quarantine_s": "bad readings count an hour apart",
     "receive_timeout_ms": "a request message has 5 s and 1 s per MiB",
     "reconcile_interval_s": "`sweep_interval_s` is also for the index",
+    "registry": "`cascades` of discriminators takes a registry",
     "removed_lora_keep_s": "files of removed LoRAs and models stay for an hour",
     "repeats": "five images of each kind are measured",
     "reserve_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",

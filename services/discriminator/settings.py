@@ -13,20 +13,24 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
 
 
+def is_registry(cascade: str) -> bool:
+    return not {">", "="} & {*cascade}
+
+
 @dataclass(frozen=True)
 class DiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
     cascades: tuple[str, ...] = setting(
         (),
-        help="LIGHT>HEAVY=DIR: directory of a torchvision or transformers EfficientNet with a label `real`",
+        help="LIGHT>HEAVY=DIR: directory of a torchvision or transformers EfficientNet with a label `real`; or a JSON "
+        "registry with the discriminators of `cascade`",
     )
     cascade: tuple[str, ...] = setting(
         (),
         help="models, light first: of requests without a model unless the plan names some, and of discriminators in "
         "the registry; the last, or only, one is the default; empty: the first by name",
     )
-    registry: Path | None = setting(None, help="JSON registry of models and discriminators")
     encoder: str = setting(
         "", help="the suite's encoder; discriminators that read prompts by another are skipped; empty: any"
     )
@@ -70,10 +74,12 @@ class DiscriminatorSettings:
         """Return the directory of each cascade's discriminator, if it exists or must exist. Raises ValueError naming
         the flag."""
         named = self._named()
-        registered = read_discriminators(self.registry, self.encoder) if self.registry is not None else {}
+        registered: dict[str, Path] = {}
+        for registry in filter(is_registry, self.cascades):
+            registered = read_discriminators(Path(registry), self.encoder) | registered
         pairs = [">".join(pair) for pair in pairwise(self.cascade) if ">".join(pair) not in named]
         if (unknown := [pair for pair in pairs if pair not in registered]) and not self.skip_missing:
-            raise ValueError(f"--cascade {unknown[0]}: no discriminator of it is in --registry")
+            raise ValueError(f"--cascade {unknown[0]}: no discriminator of it is in a registry of --cascades")
         found = named | {pair: registered[pair] for pair in pairs if pair in registered}
         if not found and not self.skip_missing and not self.classifiers():
             raise ValueError("--cascades must name a discriminator at least")
@@ -90,10 +96,12 @@ class DiscriminatorSettings:
     def _named(self) -> dict[str, Path]:
         found: dict[str, Path] = {}
         for given in self.cascades:
+            if is_registry(given):
+                continue
             cascade, _, directory = given.partition("=")
             models = cascade.split(">")
             if not directory or len(models) < 2 or not all(models):
-                raise ValueError(f"--cascades must be LIGHT>HEAVY=DIR, got {given!r:.120}")
+                raise ValueError(f"--cascades must be LIGHT>HEAVY=DIR or a registry, got {given!r:.120}")
             if cascade in found:
                 raise ValueError(f"--cascades names {cascade} twice")
             found[cascade] = Path(directory)

@@ -47,7 +47,7 @@ def test_directories_registry_and_own_are_found(
 ) -> None:
     own = tuple(one.format(registry.parent) for one in cascades)
 
-    given = settings(cascade=cascade, cascades=own, registry=registry, skip_missing=skip_missing)
+    given = settings(cascade=cascade, cascades=(*own, str(registry)), skip_missing=skip_missing)
 
     assert given.directories() == {pair: registry.parent / name for pair, name in found.items()}
     assert given.missing == missing
@@ -58,12 +58,14 @@ def test_directories_registry_and_own_are_found(
     [
         ({}, "must name a discriminator"),
         ({"cascade": ("x", "y")}, "--cascade x>y: no discriminator of it is in"),
+        ({"cascades": ("x>y",)}, "--cascades must be LIGHT>HEAVY=DIR or a registry, got 'x>y'"),
+        ({"cascades": ("x=d",)}, "--cascades must be LIGHT>HEAVY=DIR or a registry, got 'x=d'"),
         ({"cascade": ("a", "b"), "expected_digest": "sha256:1"}, "--expected-digest must be empty or any"),
     ],
 )
 def test_settings_without_a_discriminator_are_rejected(registry: Path, own: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        settings(registry=registry, **own)
+        settings(**{"cascades": (str(registry),), **own})
 
 
 def test_registry_with_discriminator_without_cascade_is_rejected(tmp_path: Path) -> None:
@@ -71,4 +73,4 @@ def test_registry_with_discriminator_without_cascade_is_rejected(tmp_path: Path)
     file.write_text(json.dumps({"models": [{"kind": "discriminator", "path": "d"}]}))
 
     with pytest.raises(InvalidArgument, match="must have a light and a heavy model with a name"):
-        settings(cascade=("a", "b"), registry=file)
+        settings(cascade=("a", "b"), cascades=(str(file),))

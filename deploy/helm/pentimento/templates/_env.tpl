@@ -156,9 +156,8 @@ PENTIMENTO_CONTROLNET_SVC_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .value
 {{ include "pentimento.env.device" . }}
 PENTIMENTO_DISCRIMINATOR_SKIP_MISSING: "true"
 PENTIMENTO_DISCRIMINATOR_CASCADE: {{ include "pentimento.text" $serving.cascade | quote }}
-PENTIMENTO_DISCRIMINATOR_REGISTRY: /models/registry.json
 PENTIMENTO_DISCRIMINATOR_ENCODER: {{ $serving.imageEncoder | default $serving.encoder }}
-PENTIMENTO_DISCRIMINATOR_CASCADES: {{ include "pentimento.text" $serving.discriminators | quote }}
+PENTIMENTO_DISCRIMINATOR_CASCADES: {{ include "pentimento.text" (prepend $serving.discriminators "/models/registry.json") | quote }}
 PENTIMENTO_DISCRIMINATOR_PROMPT_CLASSIFIER: /models/{{ $serving.promptClassifier }}
 PENTIMENTO_DISCRIMINATOR_IMAGE_CLASSIFIER: /models/{{ $serving.imageClassifier }}
 PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.unsafeLabels | quote }}
