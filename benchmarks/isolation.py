@@ -273,8 +273,7 @@ def settings(directory: Path) -> GatewaySettings:
         "--index-url": f"edge://{directory}/index",
         "--objects-url": f"file://{directory}/objects",
         "--ledger-url": f"sqlite:///{directory}/ledger.sqlite",
-        "--latent-thresholds": "0.65:0.1,0.85:0.3,0.95:0.5",
-        "--image-thresholds": "0.6:0.4",
+        "--thresholds": "latent:0.65:0.1,latent:0.85:0.3,latent:0.95:0.5,image:0.6:0.4",
         "--part-wait-factor": "200",
         # a skipped search could only hide a foreign start
         "--match-predictor": "off",

@@ -34,7 +34,9 @@ from pentimento.supervisor.models import find_model
 
 # Every lookup searches, and only the same prompt could hit. The five shares are the default's, so that the usual number
 # of latents is captured and written.
-NEVER_A_HIT = {"PENTIMENTO_VECTORDB_GATEWAY_LATENT_THRESHOLDS": "1:0.1,1:0.2,1:0.3,1:0.4,1:0.5"}
+NEVER_A_HIT = {
+    "PENTIMENTO_VECTORDB_GATEWAY_THRESHOLDS": "latent:1:0.1,latent:1:0.2,latent:1:0.3,latent:1:0.4,latent:1:0.5"
+}
 # Images come one at a time: other sizes are not compiled, which takes a minute each.
 ALONE = {"PENTIMENTO_UNET_WORKER_MAX_BATCH": "1"}
 COMPILE = "PENTIMENTO_UNET_WORKER_COMPILE"

@@ -68,7 +68,7 @@ class EmulatedSuite:
     def gateway_arguments(self) -> tuple[str, ...]:
         """Return the tables of the file; without them latents are reused by NIRVANA's."""
         reuse = self.fleet.reuse or EmulatedReuse(NIRVANA_LATENT_THRESHOLDS)
-        return arguments({"latent-thresholds": _pairs(reuse.latents), "image-thresholds": _pairs(reuse.images)})
+        return arguments({"thresholds": _entries("latent", reuse.latents) + _entries("image", reuse.images)})
 
     def workers(
         self, settings: SuiteSettings, state: StateDirectory
@@ -159,5 +159,5 @@ def _quality(quality: ModelQuality) -> str:
     return f"{quality.model}={max(quality.quality, 0.0)}:{quality.spread}:{quality.reuse}"
 
 
-def _pairs(thresholds: Thresholds) -> tuple[str, ...]:
-    return tuple(f"{one.min_similarity}:{one.saved_share}" for one in thresholds)
+def _entries(kind: str, thresholds: Thresholds) -> tuple[str, ...]:
+    return tuple(f"{kind}:{one.min_similarity}:{one.saved_share}" for one in thresholds)

@@ -47,6 +47,7 @@ REMOVED = {
     "hysteresis": "`policy_options` takes it, as hysteresis=NUMBER",
     "image_alpha": "`alpha` is for refined images, too",
     "image_embedder_address": "`embedder_address` names all embedders, each states its space",
+    "image_thresholds": "`thresholds` takes it, as image:similarity:share",
     "index_build_least_count": "searches scan below 10000 entries",
     "index_build_most_count": "20000 written entries start a build",
     "index_build_share": "a build starts when a twentieth of the entries changed",
@@ -61,6 +62,7 @@ REMOVED = {
     "kept_pairs": "2000 compared pairs of each cascade are kept, none where `quality_sample_share` is 0",
     "kernels": "passes run without fused kernels by compile=off",
     "late_steps": "numbers of steps from 1 to 25 are tried",
+    "latent_thresholds": "`thresholds` takes it, as latent:similarity:share",
     "leader_lease_s": "`lease_s` is also the silence of a leader",
     "lookup_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",
     "lora_bounds": "`profiles` names files of all kinds",
@@ -153,7 +155,7 @@ REMOVED = {
     "trace_steps": "`trace_details` has steps",
     "unary_deadline_ms": "a unary call without a deadline has 60 s",
     "unfinished_upload_s": "unfinished uploads are deleted after an hour",
-    "unprofiled_reuse": "models without a profile earn their reuse; `latent_thresholds` allows more",
+    "unprofiled_reuse": "models without a profile earn their reuse; `thresholds` allows more",
     "upload_timeout_s": "a result waits 2 s for its uploads",
     "warm_up_s": "larger batches are measured for 10 s before serving",
     "webhook_plain_http": "`webhook_hosts` takes http://NAME",
@@ -166,6 +168,7 @@ REMOVED = {
 
 def why_removed(text: str) -> str:
     """Return the reasons of the removed settings in a name, flag or message, in parentheses; "" without any."""
-    names = (word.strip("-").replace("-", "_") for word in re.findall(r"[\w-]+", text))
+    flags = re.findall(r"--[\w-]+", text)  # other words of a message, such as a path's, may be names, too
+    names = (word.strip("-").replace("-", "_") for word in flags or [text])
     reasons = [REMOVED[name] for name in names if name in REMOVED]
     return f" (it was removed: {'; '.join(reasons)})" if reasons else ""

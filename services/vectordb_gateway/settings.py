@@ -67,11 +67,11 @@ class SelectionSettings:
         True,
         help="allow reuse once trials show that it keeps quality",
     )
-    latent_thresholds: tuple[str, ...] = setting(
+    thresholds: tuple[str, ...] = setting(
         (),
-        help="similarity:share pairs instead of profiles: from that similarity on skip that share",
+        help="latent:similarity:share instead of profiles: from that similarity on skip that share; image: for "
+        "text-to-image similarity and images",
     )
-    image_thresholds: tuple[str, ...] = setting((), help="the same for text-to-image similarity and images")
     admission: AdmissionChoice = setting(
         AdmissionChoice.ALL,
         help="stored: every image and its latents (all), or only those from noise of a cascade's last stage "
@@ -99,9 +99,10 @@ class SelectionSettings:
 
     def rules(self) -> SelectionRules:
         """Return the rules where no profile decides. Raises ValueError for a malformed pair."""
+        found = _thresholds(self.thresholds)
         return SelectionRules(
-            _thresholds("--latent-thresholds", self.latent_thresholds),
-            _thresholds("--image-thresholds", self.image_thresholds),
+            found["latent"],
+            found["image"],
             GIVEN_QUALITY,
             keeps_images_of_hits=self.admission is AdmissionChoice.ALL,
             renoised_share=self.renoised_share,
@@ -228,13 +229,17 @@ class GatewaySettings:
         )
 
 
-def _thresholds(flag: str, pairs: tuple[str, ...]) -> Thresholds:
-    return tuple(_threshold(flag, pair) for pair in pairs)
-
-
-def _threshold(flag: str, pair: str) -> Threshold:
-    similarity, _, share = pair.partition(":")
-    try:
-        return Threshold(float(similarity), float(share))
-    except ValueError as error:
-        raise ValueError(f"{flag}: {pair!r} must be similarity:share such as 0.85:0.3 ({error})") from error
+def _thresholds(entries: tuple[str, ...]) -> dict[str, Thresholds]:
+    """Return the thresholds of each kind. Raises ValueError for a malformed entry."""
+    found: dict[str, Thresholds] = {"latent": (), "image": ()}
+    for entry in entries:
+        kind, _, pair = entry.partition(":")
+        similarity, _, share = pair.partition(":")
+        try:
+            if kind not in found:
+                raise ValueError(f"no kind {kind!r:.40}")
+            found[kind] += (Threshold(float(similarity), float(share)),)
+        except ValueError as error:
+            limit = "must be latent: or image: and similarity:share, such as latent:0.85:0.3"
+            raise ValueError(f"--thresholds: {entry!r:.80} {limit} ({error})") from error
+    return found

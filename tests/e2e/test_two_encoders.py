@@ -24,8 +24,7 @@ from tests.support.encoders import write_sentence_encoder
 # Any two prompts are similar enough: the spaces decide which one is nearest.
 SETTINGS = """
 [vectordb_gateway]
-latent_thresholds = ["-1:0.4"]
-image_thresholds = ["-1:0.3"]
+thresholds = ["latent:-1:0.4", "image:-1:0.3"]
 """
 SENTENCES = "sentences"
 STORED, ASKED = "a red circle on the blue square", "a blue circle above the red square"

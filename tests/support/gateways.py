@@ -179,6 +179,11 @@ def be_patient_with_stores(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lookup, "_NEIGHBOURS_WITHIN_S", 10.0)
 
 
+def image_thresholds(*pairs: str) -> tuple[str, str]:
+    """Return the flag with these thresholds of images, next to NIRVANA's of latents."""
+    return NIRVANA_FLAGS[0], ",".join((NIRVANA_FLAGS[1], *(f"image:{pair}" for pair in pairs)))
+
+
 @asynccontextmanager
 async def running_gateway(
     directory: Path, *flags: str, clock: Clock | None = None, **bounds: float

@@ -14,8 +14,7 @@ STARTED = FolderSuite(Path(__file__).parent)
 # the same model, latents save more than images. Every hit is generated again when no request waits.
 TWO_MODELS = """
 [vectordb_gateway]
-latent_thresholds = ["-1:0.4"]
-image_thresholds = ["-1:0.3"]
+thresholds = ["latent:-1:0.4", "image:-1:0.3"]
 
 [frontdoor]
 quality_sample_share = 1.0

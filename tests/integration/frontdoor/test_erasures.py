@@ -27,7 +27,7 @@ from services.frontdoor.tenants import erasures
 from tests.integration.frontdoor.inputs import png, store_away
 from tests.support.calls import last_completed
 from tests.support.erasures import counted, object_count, objects_in, put_pair, rows
-from tests.support.gateways import RunningGateway, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, embedding, image_thresholds, running_gateway, scope
 
 WITH_IMAGE = ImageRequest("a red circle", num_inference_steps=4, seed=1, init_image=InitImage(png(), 0.5))
 
@@ -69,7 +69,7 @@ async def frontdoor_and_gateway(folder: Path, *tenants: str, **changes: Any) -> 
     table, cache = folder / "tokens.toml", folder / "cache"
     table.write_text(token_entry("token-admin", "operator", frozenset({Role.TENANT_ADMIN})))
     cache.mkdir(exist_ok=True)
-    async with running_gateway(cache, "--image-thresholds", "0.3:0.4") as gateway:
+    async with running_gateway(cache, *image_thresholds("0.3:0.4")) as gateway:
         settings = {"token_file": table, "admin_listen": (f"unix:{folder / 'a'}",), **changes}
         address = gateway.process.server.bound_addresses[0]
         async with (

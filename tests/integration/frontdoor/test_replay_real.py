@@ -32,7 +32,7 @@ SECOND = ImageRequest("a red circle at the top", num_inference_steps=10, seed=2)
 PLAIN = replace(FIRST, guidance_scale=1.0)
 HOUR_MS = 3_600_000
 LATENTS = ("--max-entries", "1")
-IMAGES = ("--max-entries", "1", "--latent-thresholds", "", "--image-thresholds", "0.3:0.4")
+IMAGES = ("--max-entries", "1", "--thresholds", "image:0.3:0.4")
 # Long enough for a busy machine: the tests compare images, not times.
 
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tests.support import gateways
 from tests.support.event_loops import run_in_one_loop
-from tests.support.gateways import RunningGateway, running_gateway
+from tests.support.gateways import RunningGateway, image_thresholds, running_gateway
 from tests.support.patient_connections import be_patient
 
 
@@ -37,7 +37,7 @@ async def latents_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def images_process(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     async with AsyncExitStack() as stack:
-        yield await _shared(stack, tmp_path_factory.mktemp("images"), "--image-thresholds", "0.3:0.4")
+        yield await _shared(stack, tmp_path_factory.mktemp("images"), *image_thresholds("0.3:0.4"))
 
 
 async def _shared(stack: AsyncExitStack, directory: Path, *flags: str) -> RunningGateway:

@@ -10,7 +10,7 @@ from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.generation import FromNoise, ObjectReference
 from pentimento.stores.errors import ObjectCorrupt, ObjectMissing
 from pentimento.stores.objects import ObjectStore
-from tests.support.gateways import RunningGateway, embedding, running_gateway
+from tests.support.gateways import RunningGateway, embedding, image_thresholds, running_gateway
 
 SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
     "gone": lambda sound: None,
@@ -21,7 +21,7 @@ SPOILT: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-FLAGS = ("--image-thresholds", "0.9:0.1")
+FLAGS = image_thresholds("0.9:0.1")
 
 
 @pytest.fixture(params=["filesystem", pytest.param("s3", marks=pytest.mark.server)])

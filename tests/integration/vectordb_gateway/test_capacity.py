@@ -10,7 +10,15 @@ from pentimento.stores.ledger.cache.uses import UseBatch
 from pentimento.stores.vectors import Space, VectorQuery
 from services.vectordb_gateway import metrics
 from services.vectordb_gateway.settings import CapacitySettings
-from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
+from tests.support.gateways import (
+    RunningGateway,
+    at_similarity,
+    attempt,
+    embedding,
+    image_thresholds,
+    running_gateway,
+    scope,
+)
 
 FAR_APART = [embedding(*([0] * number), 1) for number in range(4)]
 
@@ -211,7 +219,7 @@ async def test_gateway_reads_tenant_limits_at_its_start(tmp_path: Path) -> None:
 async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:
     """Six entries of five latents and an image, 100 bytes each. Seven items stay: the images, which save most, and the
     one latent that served, of the entry that is farthest from the prompt."""
-    flags = ("--eviction", "lcbfu", "--image-thresholds", "0.3:0.4")
+    flags = ("--eviction", "lcbfu", *image_thresholds("0.3:0.4"))
     far_picture, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
     async with running_gateway(tmp_path, *flags) as gateway:
         for text in nearer:
@@ -235,7 +243,7 @@ async def test_entry_without_its_latents_hides_no_other(tmp_path: Path) -> None:
 
 async def test_entry_without_its_image_hides_no_other(tmp_path: Path) -> None:
     """Evict the images of the five entries nearest to the prompt, the least recently used of six."""
-    flags = ("--eviction", "lru", "--image-thresholds", "0.3:0.4")
+    flags = ("--eviction", "lru", *image_thresholds("0.3:0.4"))
     far_prompt, nearer = embedding(0, 0, 0, 1), [embedding(1, number / 100) for number in range(5)]
     async with running_gateway(tmp_path, *flags) as gateway:
         stored = [await gateway.store(far_prompt, image=image) for image in nearer]

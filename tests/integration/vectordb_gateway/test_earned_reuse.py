@@ -13,7 +13,7 @@ from tests.integration.vectordb_gateway.test_online_quality import BAD, HIT, rep
 from tests.integration.vectordb_gateway.test_selector_profiles import written
 from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, running_gateway, scope
 
-FLAGS = ("--latent-thresholds", "", "--earned-reuse", "yes")
+FLAGS = ("--thresholds", "", "--earned-reuse", "yes")
 TRIAL = replace(HIT, skipped_steps=25, similarity=0.96)
 
 

@@ -10,7 +10,7 @@ from pentimento.domain.cache import LookupCandidate
 from pentimento.domain.generation import FromLatent
 from pentimento.stores.vectors import VectorMatch, VectorQuery
 from services.vectordb_gateway.match_predictor import match_watch, predictor
-from tests.support.gateways import RunningGateway, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, embedding, image_thresholds, running_gateway, scope
 
 pytest.importorskip("sklearn")
 
@@ -95,7 +95,7 @@ async def test_measured_prices_switch_it_on_and_off(tmp_path: Path, monkeypatch:
         now = (await gateway.client.statistics()).match_predictor
         return now.on, now.reason
 
-    async with running_gateway(tmp_path, "--image-thresholds", "0.8:0.6") as gateway:
+    async with running_gateway(tmp_path, *image_thresholds("0.8:0.6")) as gateway:
         gateway.process.gateway.lookup._watch._random.seed(0)
         await gateway.lookup(embedding(1))
         delay_searches(gateway, monkeypatch, 0.05)

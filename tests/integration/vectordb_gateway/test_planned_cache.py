@@ -20,6 +20,7 @@ from tests.support.gateways import (
     attempt,
     embedding,
     gateway_settings,
+    image_thresholds,
     running_gateway,
     scope,
 )
@@ -79,7 +80,7 @@ async def test_operators_bias_overrides_the_plan(tmp_path: Path) -> None:
 
 
 async def test_what_the_plan_does_not_admit_is_granted_nothing(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4") as gateway:
+    async with running_gateway(tmp_path, *image_thresholds("0.3:0.4")) as gateway:
         ask = gateway.client.reserve
         follow(gateway, admits=("noise",), admits_light=False)
         noise, light = await ask(scope(), attempt()), await ask(scope(), attempt(), light=True)

@@ -9,7 +9,16 @@ from sqlalchemy import text
 
 from pentimento.domain.cache import CacheScope, CandidateStart, LookupAnswer, LookupCandidate
 from pentimento.domain.generation import FromImage, FromLatent, FromNoise, NoiseForm, Start
-from tests.support.gateways import RunningGateway, at_similarity, attempt, embedding, new_tenant, running_gateway, scope
+from tests.support.gateways import (
+    RunningGateway,
+    at_similarity,
+    attempt,
+    embedding,
+    image_thresholds,
+    new_tenant,
+    running_gateway,
+    scope,
+)
 
 # A different value for every field of a scope that changes the image.
 OTHERS: dict[str, object] = {
@@ -133,7 +142,7 @@ async def test_lookup_finds_entries_of_its_own_pools_only(
 
 
 async def test_images_are_reused_by_text_to_image_similarity(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--image-thresholds", "0.25:0.1,0.3:0.6") as gateway:
+    async with running_gateway(tmp_path, *image_thresholds("0.25:0.1", "0.3:0.6")) as gateway:
         entry_id = await gateway.store(embedding(0, 1), image=embedding(1))
 
         answer = await gateway.lookup(at_similarity(0.35))
@@ -207,7 +216,7 @@ async def test_plain_latents_serve_up_to_the_adapter_s_step(shared: RunningGatew
 
 
 async def test_reuse_can_be_switched_off(tmp_path: Path) -> None:
-    async with running_gateway(tmp_path, "--latent-thresholds", "") as gateway:
+    async with running_gateway(tmp_path, "--thresholds", "") as gateway:
         answer = await gateway.lookup(embedding(1))
 
         assert answer.reason == "miss: reuse is switched off"

@@ -21,6 +21,7 @@ from tests.support.gateways import (
     RunningGateway,
     attempt,
     embedding,
+    image_thresholds,
     running_gateway,
     scope,
 )
@@ -28,7 +29,7 @@ from tests.support.profiles import changed, reuse_step
 from tests.unit.vectordb_gateway.test_lookup_profiles import PROFILE
 
 CLIP = "sha256:clip"
-IMAGES = ("--image-thresholds", "0.3:0.4")
+IMAGES = image_thresholds("0.3:0.4")
 
 
 def seen(*values: float, count: int = 4, encoder: str = CLIP) -> Embedding:

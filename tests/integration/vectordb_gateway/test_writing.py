@@ -8,7 +8,7 @@ import pytest
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
 from pentimento.domain.generation import CapturedEntries, FromNoise
-from tests.support.gateways import RunningGateway, attempt, embedding, running_gateway, scope
+from tests.support.gateways import RunningGateway, attempt, embedding, image_thresholds, running_gateway, scope
 
 
 async def test_grant_has_an_opaque_key_per_kept_step(shared: RunningGateway) -> None:
@@ -27,7 +27,7 @@ async def test_hits_keep_no_later_latents(shared: RunningGateway) -> None:
 
 @pytest.mark.parametrize(("flags", "kept"), [((), True), (("--admission", "large"), False)])
 async def test_images_of_hits_are_kept_unless_switched_off(tmp_path: Path, flags: tuple[str, ...], kept: bool) -> None:
-    async with running_gateway(tmp_path, "--image-thresholds", "0.3:0.4", *flags) as imaging:
+    async with running_gateway(tmp_path, *image_thresholds("0.3:0.4"), *flags) as imaging:
         of_miss = await imaging.client.reserve(scope(), attempt())
         of_hit = await imaging.client.reserve(scope(), attempt(), 10)
 

@@ -278,7 +278,7 @@ def test_emulated_models_reuse_without_profiles(settings: SuiteSettings, tmp_pat
 
     arguments = gateway_arguments(cached, tmp_path)
 
-    assert arguments[arguments.index("--latent-thresholds") + 1].startswith("0.65:0.1,0.75:0.2,")
+    assert arguments[arguments.index("--thresholds") + 1].startswith("latent:0.65:0.1,latent:0.75:0.2,")
 
 
 def test_emulated_cache_goes_by_tables_of_fleet(settings: SuiteSettings, tmp_path: Path) -> None:
@@ -288,8 +288,7 @@ def test_emulated_cache_goes_by_tables_of_fleet(settings: SuiteSettings, tmp_pat
 
     arguments = gateway_arguments(cached, tmp_path)
 
-    assert arguments[arguments.index("--image-thresholds") + 1] == "0.5:0.1,0.9:0.6"
-    assert "--latent-thresholds" not in arguments
+    assert arguments[arguments.index("--thresholds") + 1] == "image:0.5:0.1,image:0.9:0.6"
     assert plan_suite(cached, StateDirectory(tmp_path / "state")).processes[0].module == "lab.emulation.embedder"
 
 

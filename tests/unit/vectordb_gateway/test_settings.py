@@ -26,7 +26,7 @@ def test_without_a_word_reuse_is_earned() -> None:
 
 
 def test_thresholds_are_pairs() -> None:
-    settings = load("--latent-thresholds", "0.8:0.2, 0.9:0.4", "--image-thresholds", "0.25:0.1")
+    settings = load("--thresholds", "latent:0.8:0.2, image:0.25:0.1, latent:0.9:0.4")
 
     rules = settings.selection.rules()
     assert rules.latents == (Threshold(0.8, 0.2), Threshold(0.9, 0.4))
@@ -42,9 +42,16 @@ def test_admission_of_large_keeps_neither_hits_nor_light_stages() -> None:
 
 
 @pytest.mark.parametrize("pair", ["0.8", "0.8:", "x:0.5", "2:0.5", "0.8:0", "0.8:1", "0.8:0.5:1", "nan:0.5"])
-def test_pairs_that_make_no_sense_refuse_to_start(pair: str) -> None:
-    with pytest.raises(SettingsError, match="latent-thresholds"):
-        load("--latent-thresholds", pair)
+@pytest.mark.parametrize("kind", ["latent:", "image:"])
+def test_thresholds_that_make_no_sense_refuse_to_start(kind: str, pair: str) -> None:
+    with pytest.raises(SettingsError, match=f"--thresholds: '{kind}{pair}' must be latent: or image: and"):
+        load("--thresholds", f"{kind}{pair}")
+
+
+@pytest.mark.parametrize("entry", ["0.8:0.5", "residual:0.8:0.5"])
+def test_thresholds_of_no_kind_refuse_to_start(entry: str) -> None:
+    with pytest.raises(SettingsError, match=f"'{entry}' must be latent: or image: and similarity:share"):
+        load("--thresholds", entry)
 
 
 @pytest.mark.parametrize("missing", ["--index-url", "--objects-url", "--ledger-url"])
