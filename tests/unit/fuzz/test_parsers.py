@@ -1,18 +1,19 @@
 """Give damaged files and messages to every parser of outside bytes: it returns a value or raises its own error.
 
 Each example is a whole file or message of the corpus with a few edits. `make fuzz` runs an hour of examples before a
-release (FUZZ_EXAMPLES of each parser); a failing example is shrunk and printed, and then belongs into the corpus.
+release (FUZZ_EXAMPLES of each parser); a failing example is shrunk and printed, and then belongs into the corpus. The
+folder `corpus` has inputs by parser: PARSER.ok-… gives a value, PARSER.bad-… the parser's own error.
 """
 
 import io
-import json
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save
+from starlette.requests import Request
 
 from pentimento.api.generation.v1 import generation_pb2
 from pentimento.api.image.v1 import image_service_pb2 as image_pb
@@ -40,11 +42,16 @@ from pentimento.files.safetensors_header import judge_safetensors
 from pentimento.images.decoding import decode as decode_image
 from pentimento.images.header import check_whole, read_header
 from pentimento.profiles.document import profiles_from_json
-from pentimento.rpc.tokens import parse_tokens, token_entry
+from pentimento.rpc.callers import read_rules
+from pentimento.rpc.relay.connection import AnswerFrames, CallFrames
+from pentimento.rpc.tokens import parse_tokens
 from pentimento.settings import SettingsError
 from pentimento.stores.objects.store import PathSigner
 from pentimento.wire.codec import decode, encode, to_bytes
 from pentimento.wire.tensors import tensor_from_proto
+from services.controller.scaler import target_of
+from services.edge.api.bodies import EditRequest, GenerationRequest
+from services.edge.http.bodies import BodyBudget, read_form, read_json
 from services.frontdoor.journal.recovery import (
     JOURNALLED_REQUEST,
     resolved_from_bytes,
@@ -53,11 +60,11 @@ from services.frontdoor.journal.recovery import (
     start_image_to_bytes,
 )
 from tests.support.values import a_route, a_spec
+from tests.unit.rpc.relay.test_call_frames import found_in
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "120"))
 ROOT = Path(__file__).parents[3]
 WEIGHTS = ROOT / "zoo" / "weights"
-# Failures of examples found earlier, a file each, named PARSER.ANYTHING.
 CORPUS = Path(__file__).parent / "corpus"
 # Numbers at which lengths and counts go wrong.
 EDGES = (b"\0", b"\xff", b"\x7f", b"\x80", b"\xff" * 4, b"\xff" * 8, b"\0" * 8, b"-1", b"1e999", b"NaN", b"\xc0\x80")
@@ -96,6 +103,46 @@ def prompt_in(syntax: PromptSyntax) -> Callable[[bytes, Path], object]:
 
 def message(kind: type[Message], then: Callable[[Message], object]) -> Callable[[bytes, Path], object]:
     return lambda data, _: then(kind.FromString(data))
+
+
+def metadata_of(text: str) -> dict[str, str]:
+    """Return a trigger's metadata, of which the corpus has a line each."""
+    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
+
+
+def read_body_of_form(data: bytes, _: Path) -> object:
+    """Read a form that arrives in two pieces, and the request of an edit in it."""
+    pieces = [data[: len(data) // 2], data[len(data) // 2 :]]
+
+    async def receive() -> dict[str, Any]:
+        body = pieces.pop(0)
+        return {"type": "http.request", "body": body, "more_body": bool(pieces)}
+
+    kind = b"multipart/form-data; boundary=b0undary"
+    request = Request({"type": "http", "headers": [(b"content-type", kind)]}, receive)
+    with BodyBudget(1 << 20, 1 << 20).held("a caller") as held:
+        return EditRequest.read_form(finished(read_form(request, held))).to_request()
+
+
+def finished(running: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that waits for nothing."""
+    try:
+        running.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("it waits")
+
+
+def follow_frames(data: bytes, _: Path) -> None:
+    """Find calls and ends in the bytes of a connection: the same ones in pieces of any size, and no byte is lost."""
+    pieces = [data[at : at + 7] for at in range(0, len(data), 7)]
+    found = found_in([data])
+    assert found == found_in(pieces) and found.data == data
+    whole, cut = AnswerFrames(), AnswerFrames()
+    assert whole.ended_streams(data) == [stream for piece in pieces for stream in cut.ended_streams(piece)]
+    rest = bytearray(data)
+    passed, _end = CallFrames().overtaking(rest, 0)
+    assert len(rest) + sum(map(len, passed)) == len(data)
 
 
 def images() -> Sequence[bytes]:
@@ -147,6 +194,11 @@ def order() -> bytes:
     return worker_pb.ExecuteRequest(spec=spec, route=route, deadline_remaining_ms=5).SerializeToString()
 
 
+def kept_only() -> Sequence[bytes]:
+    """Return nothing: the folder has inputs."""
+    return ()
+
+
 def profiles() -> Sequence[bytes]:
     folders = ("handover_profiles", "selector_profiles")
     return [path.read_bytes() for folder in folders for path in sorted((ROOT / "zoo" / folder).glob("*.json"))]
@@ -170,7 +222,7 @@ PARSERS = (
     ),
     Parser(
         "tokens",
-        lambda: [token_entry("a token", "acme", frozenset()).encode()],
+        kept_only,
         as_text(lambda text: parse_tokens(text, "tokens.toml")),
         (SettingsError,),
     ),
@@ -210,19 +262,24 @@ PARSERS = (
     ),
     Parser("journalled request", lambda: [journalled()], lambda data, _: resolved_from_bytes(data, JOURNALLED_REQUEST)),
     Parser("journalled image", lambda: [handed()], lambda data, _: start_image_from_bytes(data)),
-    Parser(
-        "signed path",
-        lambda: [b"key=results%2Fa&expires=99&signature=abc&type=image%2Fpng"],
-        as_text(lambda text: PathSigner(b"k" * 32).verify("results/a", text, 0.0)),
-    ),
+    Parser("signed path", kept_only, as_text(lambda text: PathSigner(b"k" * 32).verify("results/a", text, 0.0))),
+    Parser("json body", kept_only, lambda data, _: GenerationRequest.read(read_json(data)).to_request()),
+    Parser("form body", kept_only, read_body_of_form),
+    Parser("relayed frames", kept_only, follow_frames),
+    Parser("scaler metadata", kept_only, as_text(lambda text: target_of(metadata_of(text)))),
+    Parser("rules of callers", kept_only, in_file(read_rules, "callers.toml"), (SettingsError,)),
 )
+
+
+def kept(name: str, verdict: str = "") -> list[Path]:
+    """Return the parser's files in the folder, of a verdict, `ok` or `bad`, or all."""
+    return sorted(CORPUS.glob(f"{name.replace(' ', '-')}.{verdict}*"))
 
 
 @cache
 def corpus_of(name: str) -> tuple[bytes, ...]:
     parser = next(one for one in PARSERS if one.name == name)
-    kept = sorted(CORPUS.glob(f"{name.replace(' ', '-')}.*"))
-    return (*parser.corpus(), *(path.read_bytes() for path in kept))
+    return (*parser.corpus(), *(path.read_bytes() for path in kept(name)))
 
 
 @st.composite
@@ -267,8 +324,18 @@ def test_damaged_input_gives_a_value_or_the_parsers_own_error(parser: Parser, tm
     examined()
 
 
-def test_whole_input_of_each_parser_is_read_or_refused_alone() -> None:
+@pytest.mark.parametrize("parser", PARSERS, ids=[one.name for one in PARSERS])
+def test_kept_input_gives_a_value_or_the_parsers_own_error_as_its_name_says(parser: Parser, tmp_path: Path) -> None:
     # A corpus that no parser accepts would try nothing but the first check.
-    assert json.loads((WEIGHTS / "registry.json").read_text())["models"]
-    assert judge_safetensors(tensors()[0]).tensors.keys() == {"emb_params"}
-    assert read_header(images()[0], "image").width_px == 32
+    assert kept(parser.name, "ok-")
+    for path in kept(parser.name, "ok-"):
+        parser.parse(path.read_bytes(), tmp_path)
+    for path in kept(parser.name, "bad-"):
+        with pytest.raises(parser.errors):
+            parser.parse(path.read_bytes(), tmp_path)
+
+
+def test_every_kept_input_has_a_parser() -> None:
+    known = {path for parser in PARSERS for verdict in ("ok-", "bad-") for path in kept(parser.name, verdict)}
+
+    assert set(CORPUS.iterdir()) == known
