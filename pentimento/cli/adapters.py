@@ -24,7 +24,7 @@ from pentimento.domain.adapters import (
     is_digest,
 )
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.adapter_registry import read_adapters
+from pentimento.files.adapter_registry import DEPTH_MODEL, read_adapters
 from pentimento.files.ed25519_keys import read_private_key
 from pentimento.files.signed_entries import signed_upload
 
@@ -103,8 +103,8 @@ def remove(name: str, as_json: bool, **options: Any) -> None:
 @click.option("--base-digest", default="", help="of the one model that it changes")
 @json_option
 def register(directory: Path, name: str, family: str, licence: str, base_digest: str, as_json: bool) -> None:
-    """Register DIRECTORY, a LoRA or a ControlNet, in the registry.json next to it, with its digest and the options.
-    `pentimento up --adapters` and `--controlnets` read it at their start."""
+    """Register DIRECTORY, a LoRA, a ControlNet or a depth model, in the registry.json next to it, with its digest
+    and the options. `pentimento up --adapters` and `--controlnets` read it at their start."""
     directory = directory.resolve()
     entry = entry_of(directory, name, family, licence, base_digest)
     registry = directory.parent / REGISTRY
@@ -147,13 +147,16 @@ def entry_of(directory: Path, name: str, family: str, licence: str, base_digest:
     if base_digest and not is_digest(base_digest):
         raise InvalidArgument.of("base-digest", f"must be sha256:<64 hex digits>, got {base_digest[:80]!r}")
     found = describe(directory)
+    entry = {"name": name, "kind": found["kind"], "path": directory.name, "digest": found["digest"], "licence": licence}
+    if found["kind"] == DEPTH_MODEL:
+        if family or base_digest:
+            raise InvalidArgument.of("family" if family else "base-digest", "must be empty for a depth model")
+        return entry
     own = found["family"] or family
     if own not in ADAPTED_FAMILIES or family not in ("", own):
         limit = f"must be {found['family']}" if found["family"] else f"must be one of {', '.join(ADAPTED_FAMILIES)}"
         raise InvalidArgument.of("family", f"{limit}, got {family[:80]!r}")
-    entry = {"name": name, "kind": found["kind"], "family": own, "path": directory.name, "digest": found["digest"]}
-    base = {"base": {"digest": base_digest}} if base_digest else {}
-    return {**entry, **base, "licence": licence}
+    return {**entry, "family": own, **({"base": {"digest": base_digest}} if base_digest else {})}
 
 
 def describe(directory: Path) -> dict[str, str]:
@@ -183,7 +186,8 @@ def write_entry(registry: Path, entry: dict[str, Any]) -> list[str]:
 
 def words(entry: dict[str, Any], registry: Path, unnamed: list[str]) -> str:
     """Format the entry, the command that serves it, and the directories without an entry."""
-    served = f"--controlnets {registry}" if entry["kind"] == "controlnet" else f"--adapters {registry.parent}"
-    line = f"{entry['name']}: {entry['kind']} for {entry['family']}, {entry['digest']}, in {registry}"
+    served = f"--adapters {registry.parent}" if entry["kind"] == "lora" else f"--controlnets {registry}"
+    whose = f" for {entry['family']}" if "family" in entry else ""
+    line = f"{entry['name']}: {entry['kind']}{whose}, {entry['digest']}, in {registry}"
     left = f"\nnot in the registry, so not served: {', '.join(unnamed)}" if unnamed else ""
     return f"{line}\n`pentimento up {served}` serves it{left}"

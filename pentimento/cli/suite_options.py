@@ -56,7 +56,7 @@ PASSED = {
         "c2pa_certificate_file",
     ),
     "unet_worker": ("weights", "text_encoders", "tile_px", "registry_public_keys"),
-    "controlnet_svc": ("depth_model", "registry_public_keys"),
+    "controlnet_svc": ("registry_public_keys",),
     "vectordb_gateway": (
         *("profile_rule", "eviction", "cache_bias", "scratch_share", "renoised_share", "match_predictor"),
     ),

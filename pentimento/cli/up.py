@@ -192,12 +192,7 @@ DIRECTORY = click.Path(exists=True, file_okay=False, resolve_path=True, path_typ
     "--controlnets",
     default="",
     metavar="tiny|REGISTRY.JSON",
-    help="serve the ControlNets of a registry; `tiny`: the tiny models' [none]",
-)
-@click.option(
-    "--depth-model",
-    type=DIRECTORY,
-    help="directory of a depth model (Depth Anything, DPT): ControlNets may preprocess images with it [none]",
+    help="serve the ControlNets of a registry, and its depth model; `tiny`: the tiny models' [none]",
 )
 @click.option(
     "--controlnet-pipelining",

@@ -1,4 +1,4 @@
-"""Read the LoRAs, ControlNets and discriminators on a replica's disk from a registry of models.
+"""Read the LoRAs, ControlNets, depth model and discriminators on a replica's disk from a registry of models.
 
     {"models": [{"name": "tiny-lora-neon", "kind": "lora", "family": "sd", "path": "tiny-lora-neon",
                  "digest": "sha256:…", "base": {"name": "tiny-heavy", "digest": "sha256:…"}, "licence": "Apache-2.0"}]}
@@ -10,7 +10,7 @@ path of a ControlNet may be an address, s3://bucket/path.
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 # In a LoRA's directory: the steps that may run before it takes effect, as measured by `pentimento profile lora`.
 LORA_BOUNDS_FILE = "lora-bounds.json"
 
+# The kind of a model that ControlNets preprocess images with.
+DEPTH_MODEL = "depth_model"
 # A ControlNet's path may be an address of S3.
 ADDRESS = "s3://"
 _KINDS = {kind.value: kind for kind in AdapterKind}
@@ -41,6 +43,14 @@ class RegisteredAdapter:
     source: str = ""
 
 
+@dataclass(frozen=True)
+class RegisteredDepthModel:
+    """Hold the directory of a depth model, and the digest that its files must have."""
+
+    directory: Path
+    digest: str
+
+
 def read_adapters(
     registry: Path,
     kinds: Collection[AdapterKind] = tuple(AdapterKind),
@@ -52,11 +62,36 @@ def read_adapters(
     and skipped. Raises NotFound without the file, FailedPrecondition if it is no registry, InvalidArgument that names
     the entry's field, and for an entry that is not signed the errors of `trusted`."""
     found: dict[str, RegisteredAdapter] = {}
+    for entry, where in _served(registry, {kind.value for kind in kinds}, skip_missing, trusted):
+        registered = _registered(entry, where, registry.resolve().parent)
+        if registered.adapter.name in found:
+            raise InvalidArgument.of(f"{where}.name", f"must be there once, {registered.adapter.name!r} is there twice")
+        found[registered.adapter.name] = registered
+    return found
+
+
+def read_depth_model(
+    registry: Path, *, skip_missing: bool = False, trusted: TrustedEntries | None = None
+) -> RegisteredDepthModel | None:
+    """Return the registry's depth model, None without one. Raises as `read_adapters`, and InvalidArgument for two."""
+    found = None
+    for entry, where in _served(registry, {DEPTH_MODEL}, skip_missing, trusted):
+        if found is not None:
+            raise InvalidArgument.of(f"{where}.kind", f"must be {DEPTH_MODEL} once in a registry")
+        directory = _directory(_text(entry, "path", where), f"{where}.path", registry.resolve().parent)
+        found = RegisteredDepthModel(directory, _digest(entry, where))
+    return found
+
+
+def _served(
+    registry: Path, kinds: Collection[str], skip_missing: bool, trusted: TrustedEntries | None
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the entries of `kinds`, each with its place in the file: signed ones only if there are `trusted` keys."""
     for index, entry in enumerate(_entries(registry)):
         where = f"{registry}: models[{index}]"
         if not isinstance(entry, dict):
             raise InvalidArgument.of(where, "must be an object")
-        if entry.get("kind") not in {kind.value for kind in kinds}:
+        if entry.get("kind") not in kinds:
             continue
         is_local = not str(entry.get("path")).startswith(ADDRESS)
         if skip_missing and is_local and not (registry.parent / str(entry.get("path"))).exists():
@@ -64,11 +99,7 @@ def read_adapters(
             continue
         if trusted is not None:
             trusted.check(str(entry.get("name")), entry)
-        registered = _registered(entry, where, registry.resolve().parent)
-        if registered.adapter.name in found:
-            raise InvalidArgument.of(f"{where}.name", f"must be there once, {registered.adapter.name!r} is there twice")
-        found[registered.adapter.name] = registered
-    return found
+        yield entry, where
 
 
 def sign_registry(registry: Path, signed: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:

@@ -27,6 +27,7 @@ REMOVED = {
     "deferral_shares": "`deferral` takes it, as THRESHOLD:SHARE, …",
     "deferral_thresholds": "`deferral` takes it, as THRESHOLD:SHARE, …",
     "demand_weight": "`policy_options` takes it, as demand_weight=NUMBER",
+    "depth_model": "an entry of `controlnets` of the kind depth_model, which `pentimento adapters register` writes",
     "discriminator_s": "discriminators report what scoring takes",
     "donor_timeout_s": "a start waits 2 s for a cached object",
     "embeddings_dir": "`adapters_dir` holds textual inversions in its folder `embeddings`",

@@ -8,7 +8,7 @@ from pentimento.devices.choices import CompileMode, DeviceChoice, DtypeChoice
 from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.components import DEFAULT_DISK_MIB
-from pentimento.files.adapter_registry import RegisteredAdapter, read_adapters
+from pentimento.files.adapter_registry import RegisteredAdapter, RegisteredDepthModel, read_adapters, read_depth_model
 from pentimento.files.signed_entries import TrustedEntries
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting
@@ -19,7 +19,9 @@ from pentimento.tensors.regions import DEFAULT_DIRECTORY
 class ControlNetSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    controlnets: Path = setting(help="JSON registry of the ControlNets to serve")
+    controlnets: Path = setting(
+        help="JSON registry of the ControlNets to serve, and of a depth model for the preprocessor `depth`"
+    )
     registry_public_keys: Path | None = setting(
         None,
         help="PEM file of ed25519 public keys: models, LoRAs and ControlNets are loaded only by entries with a "
@@ -34,9 +36,6 @@ class ControlNetSettings:
     )
     component_disk_mib: int = setting(DEFAULT_DISK_MIB, help="disk for components, each smaller than it", minimum=1)
     prefetch: tuple[str, ...] = setting((), help="ControlNets to load at start, while they fit")
-    depth_model: Path | None = setting(
-        None, help="directory of a depth model (Depth Anything, DPT) for the preprocessor `depth`; empty: none"
-    )
     device: DeviceChoice = setting(DeviceChoice.AUTO, help="device of the networks")
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
@@ -69,11 +68,8 @@ class ControlNetSettings:
     def __post_init__(self) -> None:
         if self.compile is CompileMode.COMPILE:
             raise ValueError("--compile of ControlNets must be auto, off or capture, got compile")
-        if self.skip_missing:
-            return
-        for flag, path in (("controlnets", self.controlnets), ("depth-model", self.depth_model)):
-            if path is not None and not path.exists():
-                raise ValueError(f"--{flag}: no such file or directory: {path}")
+        if not self.skip_missing and not self.controlnets.exists():
+            raise ValueError(f"--controlnets: no such file or directory: {self.controlnets}")
 
     def claim_gpu(self) -> DeviceClaim | None:
         """Claim a GPU for this process, unless it must run on the CPU: the last one, since workers begin with the
@@ -81,18 +77,20 @@ class ControlNetSettings:
         folder = self.device_claims_dir if self.device is not DeviceChoice.CPU else None
         return claim_gpu(folder, "controlnet_svc", self.claims_per_device, from_last=True)
 
-    @property
-    def depth_directory(self) -> Path | None:
-        """Return the directory of the depth model; None without one, or if it is missing and may be."""
-        return self.depth_model if self.depth_model is not None and self.depth_model.exists() else None
-
     @cached_property
     def registered(self) -> dict[str, RegisteredAdapter]:
         """Return the registry's ControlNets by name; none if the registry is missing and may be. Raises errors of the
         registry, and of entries that are not signed."""
         if self.skip_missing and not self.controlnets.exists():
             return {}
-        keys = self.registry_public_keys
-        trusted = TrustedEntries(keys, self.component_cache_dir) if keys is not None else None
         kinds = (AdapterKind.CONTROLNET,)
-        return read_adapters(self.controlnets, kinds, skip_missing=self.skip_missing, trusted=trusted)
+        return read_adapters(self.controlnets, kinds, skip_missing=self.skip_missing, trusted=self._trusted())
+
+    def registered_depth_model(self) -> RegisteredDepthModel | None:
+        """Return the registry's depth model; None without one, or if it is missing and may be. Raises as
+        `registered`."""
+        return read_depth_model(self.controlnets, skip_missing=self.skip_missing, trusted=self._trusted())
+
+    def _trusted(self) -> TrustedEntries | None:
+        keys = self.registry_public_keys
+        return TrustedEntries(keys, self.component_cache_dir) if keys is not None else None

@@ -15,7 +15,7 @@ from pentimento.clients.controller import ControllerClient
 from pentimento.devices.choices import CompileMode
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
-from pentimento.diffusion.controlnets.depth import load_depth_model
+from pentimento.diffusion.controlnets.depth import DepthModel, load_depth_model
 from pentimento.diffusion.device import choose_device, choose_dtype, device_memory
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import usual_kernels
@@ -48,10 +48,12 @@ MAX_REQUEST_BYTES = _STREAM.GetOptions().Extensions[auth_pb.max_request_bytes]
 
 @dataclass(frozen=True)
 class NetworkSource:
-    """Describe a source of ControlNets, by name, and of their outgoing residuals: a real device, or a paced one."""
+    """Describe a source of ControlNets, by name, of their outgoing residuals, and of a depth model: a real device, or a
+    paced one."""
 
     networks: Callable[[ControlNetSettings, torch.device, torch.dtype], Mapping[str, ShelvedNetwork]]
     outgoing: Outgoing
+    depth: Callable[[ControlNetSettings, torch.device, torch.dtype], DepthModel | None] = lambda *_: None
 
 
 def _registered(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> Mapping[str, ShelvedNetwork]:
@@ -68,7 +70,12 @@ def _form(settings: ControlNetSettings, device: torch.device) -> ControlNetForm:
     return ControlNetForm(usual_kernels(device), replaying(cuda_recorder(device), KEPT_RECORDINGS))
 
 
-REGISTERED = NetworkSource(_registered, outgoing_tensor)
+def _depth(settings: ControlNetSettings, device: torch.device, dtype: torch.dtype) -> DepthModel | None:
+    found = settings.registered_depth_model()
+    return None if found is None else load_depth_model(found.directory, device, dtype, found.digest)
+
+
+REGISTERED = NetworkSource(_registered, outgoing_tensor, _depth)
 
 
 @dataclass(kw_only=True)
@@ -111,8 +118,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     news, busy = CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
     budget_bytes = _budget_bytes(settings.memory_budget_mib, device)
-    directory = settings.depth_directory
-    depth = load_depth_model(directory, device, dtype) if directory is not None else None
+    depth = source.depth(settings, device, dtype)
     if depth is not None:
         networks, budget_bytes = with_depth(networks, depth.digest), budget_bytes - depth.memory_bytes
     compute = ComputeThread(settings.max_batch, busy.add)

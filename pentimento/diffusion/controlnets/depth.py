@@ -14,7 +14,7 @@ from pentimento.diffusion.component_config import allowed_config
 from pentimento.diffusion.images import pixel_image
 from pentimento.diffusion.weight_memory import weight_bytes
 from pentimento.diffusion.weights import load_network
-from pentimento.domain.errors import InvalidArgument
+from pentimento.domain.errors import FailedPrecondition, InvalidArgument
 
 CLASSES = ("DepthAnythingForDepthEstimation", "DPTForDepthEstimation")
 _BACKBONE = "dinov2"
@@ -57,13 +57,28 @@ class DepthModel:
 
 
 @torch.inference_mode(mode=False)
-def load_depth_model(directory: Path, device: torch.device, dtype: torch.dtype) -> DepthModel:
-    """Return the depth model of a transformers directory. Raises BadCheckpoint with one line that names the fault."""
+def load_depth_model(
+    directory: Path, device: torch.device, dtype: torch.dtype, expected_digest: str = ""
+) -> DepthModel:
+    """Return the depth model of a transformers directory; `expected_digest`: empty for any. Raises BadCheckpoint with
+    one line that names the fault, FailedPrecondition MODEL_DIGEST_MISMATCH for other files than expected."""
     files = component_files(directory, directory)
     class_name = _checked_class(directory / "config.json")
     network = load_network(directory, files, class_name, device, dtype)
     digest, processor = digest_files(directory, files), _processor(directory / _PROCESSOR)
+    if expected_digest not in ("", digest):
+        message = f"{directory}: its digest is {digest}, its entry in the registry has {expected_digest}"
+        raise FailedPrecondition("MODEL_DIGEST_MISMATCH", message)
     return DepthModel(digest, weight_bytes(network), network, processor)
+
+
+def depth_model_digest(directory: Path) -> str | None:
+    """Return the digest of a depth model's directory; None for a directory of another class."""
+    names = read_json_object(directory / "config.json").get("architectures")
+    if not isinstance(names, list) or not names or names[0] not in CLASSES:
+        return None
+    _checked_class(directory / "config.json")
+    return digest_files(directory, component_files(directory, directory))
 
 
 def _checked_class(path: Path) -> str:

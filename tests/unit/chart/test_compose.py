@@ -37,7 +37,6 @@ CHOICES: dict[str, Any] = {
     "PENTIMENTO_ENCODER": {"serving": {"encoder": "clip"}},
     "PENTIMENTO_IMAGE_ENCODER": {"serving": {"imageEncoder": "siglip"}},
     "PENTIMENTO_IMAGE_EMBEDDER": {"serving": {"imageEncoder": "siglip"}},
-    "PENTIMENTO_DEPTH_MODEL": {"serving": {"depthModel": "depth-anything"}},
     "PENTIMENTO_WEIGHTS": {"serving": {"weights": "int8"}},
     "PENTIMENTO_ALLOCATOR": {"serving": {"allocator": "joint"}},
     "PENTIMENTO_SLO_S": {"serving": {"sloSeconds": 7.5}},

@@ -95,7 +95,7 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
     key.touch()
     options = ["--thinning", "load", "--controlnet-pipelining", "on", "--cache-bias", "-2", "--weights", "fp8"]
     options += ["--registry-public-keys", str(key), "--adapters", str(tmp_path)]
-    options += ["--depth-model", str(tmp_path), "--profile-rule", "minimum", "--no-earned-reuse"]
+    options += ["--profile-rule", "minimum", "--no-earned-reuse"]
     options += ["--c2pa-certificate-file", str(key)]
 
     assert planned_flags(monkeypatch, *options) == {
@@ -108,7 +108,7 @@ def test_up_options_are_flags_of_their_services(monkeypatch: pytest.MonkeyPatch,
         "unet_worker": {
             **{"weights": "fp8", "adapters-dir": tmp_path, "registry-public-keys": key},
         },
-        "controlnet_svc": {"depth-model": tmp_path, "registry-public-keys": key},
+        "controlnet_svc": {"registry-public-keys": key},
         "vectordb_gateway": {"profile-rule": "minimum", "cache-bias": -2, "no-earned-reuse": True},
     }
 

@@ -7,7 +7,7 @@ import pytest
 
 from pentimento.domain.adapters import AdapterKind
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound
-from pentimento.files.adapter_registry import read_adapters, sign_registry
+from pentimento.files.adapter_registry import RegisteredDepthModel, read_adapters, read_depth_model, sign_registry
 from pentimento.files.signed_entries import TrustedEntries
 from tests.support.logged import said_by
 from tests.support.refusals import wrong_refusals
@@ -85,6 +85,35 @@ def test_read_adapters_missing_directory_is_skipped_where_it_may_be(
 
 def test_read_adapters_of_other_kinds_are_passed_over(tmp_path: Path) -> None:
     assert read_adapters(registry(tmp_path, NEON, {"kind": "lora"}), (AdapterKind.CONTROLNET,)) == {}
+
+
+DEPTH: dict[str, Any] = {"name": "depth", "kind": "depth_model", "path": "neon", "digest": DIGEST}
+
+
+def test_depth_model_is_read_from_its_entry(tmp_path: Path) -> None:
+    assert read_depth_model(registry(tmp_path, NEON)) is None
+    assert read_depth_model(registry(tmp_path, NEON, DEPTH)) == RegisteredDepthModel(tmp_path / "neon", DIGEST)
+    assert read_depth_model(registry(tmp_path, DEPTH | {"path": "no"}), skip_missing=True) is None
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([DEPTH | {"path": "no"}], r"models\[0\]\.path: must be a directory in .*, got 'no'"),
+        ([DEPTH | {"path": "../other"}], r"models\[0\]\.path: must lie in "),
+        ([NEON, DEPTH | {"digest": "sha256:1"}], r"models\[1\]\.digest: must be sha256:<64 hex digits>"),
+        ([DEPTH, DEPTH | {"name": "other"}], r"models\[1\]\.kind: must be depth_model once in a registry"),
+    ],
+)
+def test_wrong_depth_model_is_refused_by_its_field(tmp_path: Path, entries: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        read_depth_model(registry(tmp_path, *entries))
+
+
+def test_unsigned_depth_model_is_refused_if_keys_are_given(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    with pytest.raises(FailedPrecondition, match="its entry is not signed"):
+        read_depth_model(registry(tmp_path, DEPTH), trusted=TrustedEntries(keys.public("first")))
 
 
 def test_one_name_stands_for_one_adapter(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_profiles_reach_workers_frontdoor_and_gateway(tmp_path: Path) -> None:
 
 def test_flags_reach_every_process_of_their_service(tmp_path: Path) -> None:
     of_worker = {"text-encoders": "host", "tile-px": 0, "weights": None}
-    flags = {"unet_worker": of_worker, "controlnet_svc": {"depth-model": Path("/depth")}}
+    flags = {"unet_worker": of_worker, "controlnet_svc": {"max-batch": 4}}
 
     chosen = planned(tmp_path, copies=2, controlnets=Path("/registry.json"), flags=flags)
 
@@ -40,8 +40,8 @@ def test_flags_reach_every_process_of_their_service(tmp_path: Path) -> None:
     for name in ("a-0", "a-1"):
         found = flags_of(chosen, name)
         assert (found["--text-encoders"], found["--tile-px"]) == ("host", "0")
-        assert not {"--weights", "--depth-model"} & found.keys()
-    assert flags_of(chosen, "controlnet-0")["--depth-model"] == "/depth"
+        assert not {"--weights", "--max-batch"} & found.keys()
+    assert flags_of(chosen, "controlnet-0")["--max-batch"] == "4"
 
 
 def test_frontdoor_gets_key_of_receipts_only_if_given(tmp_path: Path) -> None:

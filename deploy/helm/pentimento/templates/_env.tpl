@@ -145,7 +145,6 @@ PENTIMENTO_CONTROLNET_SVC_CONTROLNETS: /models/registry.json
 PENTIMENTO_CONTROLNET_SVC_REGISTRY_PUBLIC_KEYS: {{ include "pentimento.registryKeys" .root | quote }}
 PENTIMENTO_CONTROLNET_SVC_COMPONENT_CACHE_DIR: /var/cache/pentimento/components
 PENTIMENTO_CONTROLNET_SVC_COMPONENT_DISK_MIB: {{ include "pentimento.text" .root.Values.componentCache.diskMib | quote }}
-PENTIMENTO_CONTROLNET_SVC_DEPTH_MODEL: /models/{{ .root.Values.serving.depthModel }}
 PENTIMENTO_CONTROLNET_SVC_CLAIMS_PER_DEVICE: {{ include "pentimento.text" .values.accelerator.share | quote }}
 {{ include "pentimento.env.s3" (merge (dict "file" "s3_credentials") .) }}
 {{- end }}
