@@ -68,10 +68,11 @@ def served() -> Iterator[ScalerUnderTest]:
         folder = Path(made)
         stubs = make_stubs(folder / "stubs")
         authority = Authority(folder, "authority")
+        pair = authority.issue("controller")
         port = free_port()
         controller = [
             *("services.controller", "--listen", f"unix:{folder}/c", "--scaler-listen", f"127.0.0.1:{port}"),
-            *("--tls-dir", str(authority.issue("controller").directory)),
+            *("--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key)),
             *("--scaler-client-ca-file", str(authority.certificate), "--scaled-models", f"{MODEL},{OTHER}"),
             *("--slo-s", "10", "--plan-interval-s", "1"),
         ]

@@ -19,6 +19,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pentimento.domain.safety import SafetyVerdict
+
 
 @dataclass(frozen=True)
 class FieldViolation:
@@ -58,6 +60,14 @@ class InvalidArgument(PentimentoError):
     def of(cls, field: str, description: str) -> "InvalidArgument":
         """The common case: one field; `description` states the limit ("must be between 1 and 1000, got 0")."""
         return cls("INVALID_FIELD", f"{field}: {description}", violations=(FieldViolation(field, description),))
+
+
+class UnsafeContent(InvalidArgument):
+    """The operator's classifier calls the prompt or the image unsafe."""
+
+    def __init__(self, reason: str, message: str, verdict: SafetyVerdict) -> None:
+        super().__init__(reason, message)
+        self.verdict = verdict
 
 
 class NotFound(PentimentoError):

@@ -5,6 +5,7 @@ from enum import Enum
 
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.prompt_syntax import PromptSyntax, plain_prompt
+from pentimento.domain.safety import SafetyVerdict
 from pentimento.domain.thinned_steps import bridge_steps
 
 
@@ -395,3 +396,6 @@ class Provenance:
     encoding_quality: int | None = None
     # Digest of the image before a C2PA manifest was added; "" without one.
     unsigned_digest: str = ""
+    # Verdicts of the operator's classifiers; None without a check.
+    prompt_verdict: SafetyVerdict | None = None
+    image_verdict: SafetyVerdict | None = None

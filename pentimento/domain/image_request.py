@@ -19,6 +19,7 @@ from pentimento.domain.generation import (
 )
 from pentimento.domain.jobs import RequestState, RequestSummary, WebhookDelivery
 from pentimento.domain.online_quality import ReuseQuality
+from pentimento.domain.safety import SafetyVerdict
 
 # More LoRAs, ControlNets or inputs than any deployment allows: a message with more is refused before it is read.
 MOST_PARTS = {"limit": 1024}
@@ -167,7 +168,7 @@ class ResolvedRequest:
     `pin_ms`: how long its image stays replayable; 0 for no longer than others. `may_thin`: steps may be skipped,
     by its model's profile. `image_index`: its place among the images of one call. `encoding_quality` of a JPEG or WebP
     file, 0 to 100; None is the encoder's own. `admitted`: the stages that the journal has for it; None for its model's
-    own pool alone. `feature_reuse`: as in ImageRequest.
+    own pool alone. `feature_reuse`: as in ImageRequest. `prompt_verdict`: None if the prompt was not checked.
     """
 
     spec: GenerationSpec
@@ -184,6 +185,7 @@ class ResolvedRequest:
     encoding_quality: int | None = None
     admitted: AdmittedStages | None = None
     feature_reuse: bool | None = None
+    prompt_verdict: SafetyVerdict | None = None
 
     @property
     def cost(self) -> float:

@@ -183,12 +183,12 @@ class Reason(StrEnum):
     )
     UNSAFE_IMAGE = (
         "UNSAFE_IMAGE",
-        "the deployment's classifier calls the image unsafe; the metadata has label, probability and limit",
+        "the deployment's classifier calls the image unsafe; the status has the SafetyVerdict",
         "another prompt or seed; the image is neither returned nor stored",
     )
     UNSAFE_PROMPT = (
         "UNSAFE_PROMPT",
-        "the deployment's classifier calls the prompt unsafe; the metadata has label, probability and limit",
+        "the deployment's classifier calls the prompt unsafe; the status has the SafetyVerdict",
         "another prompt",
     )
     UNSIGNED_ENTRY = (

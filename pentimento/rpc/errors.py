@@ -2,6 +2,7 @@
 
     error                  gRPC status            details after ErrorInfo(reason, "pentimento", metadata)
     InvalidArgument        INVALID_ARGUMENT       BadRequest with a violation for each field
+    UnsafeContent          INVALID_ARGUMENT       SafetyVerdict
     NotFound               NOT_FOUND              BadRequest if a field names the missing thing
     Unauthenticated        UNAUTHENTICATED
     PermissionDenied       PERMISSION_DENIED
@@ -26,6 +27,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from pentimento.api.generation.v1 import generation_pb2
 from pentimento.domain import errors
 from pentimento.domain.errors import (
     DeadlineExceeded,
@@ -36,8 +38,10 @@ from pentimento.domain.errors import (
     ResourceExhausted,
     Unauthenticated,
     Unavailable,
+    UnsafeContent,
 )
 from pentimento.domain.reasons import Reason
+from pentimento.domain.safety import SafetyVerdict
 from pentimento.rpc.context import REQUEST_ID, STATUS_DETAILS
 from pentimento.telemetry.tracing import request_id
 
@@ -92,6 +96,11 @@ def to_status(error: PentimentoError) -> status_pb2.Status:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(error.retry_after_ms)
         status.details.add().Pack(retry)
+    if isinstance(error, UnsafeContent):
+        given = error.verdict
+        verdict = generation_pb2.SafetyVerdict(probability=given.probability, limit=given.limit)
+        verdict.label, verdict.classifier_digest = cut(given.label), cut(given.classifier_digest)
+        status.details.add().Pack(verdict)
     return status
 
 
@@ -107,13 +116,17 @@ def cut(text: str, size_bytes: int = MAX_TEXT_BYTES) -> str:
 def from_status(status: status_pb2.Status) -> PentimentoError | None:
     """Return the error that `to_status` wrote; None for a status of another domain."""
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-    has_retry = False
+    verdict, has_retry, has_verdict = generation_pb2.SafetyVerdict(), False, False
     for detail in status.details:
         detail.Unpack(info)
         detail.Unpack(bad)
         has_retry = detail.Unpack(retry) or has_retry
+        has_verdict = detail.Unpack(verdict) or has_verdict
     if info.domain != ERROR_DOMAIN:
         return None
+    if has_verdict:
+        found = SafetyVerdict(verdict.probability, verdict.limit, verdict.label, verdict.classifier_digest)
+        return UnsafeContent(info.reason, status.message, found)
     code = next((code for code in CLASS_OF if code.value[0] == status.code), grpc.StatusCode.INTERNAL)
     return CLASS_OF[code](
         info.reason,

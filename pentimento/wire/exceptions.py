@@ -12,9 +12,10 @@ from pentimento.api.image.v1 import image_service_pb2 as image_pb
 from pentimento.api.tenants.v1 import tenant_service_pb2 as tenants_pb
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2 as gateway_pb
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
-from pentimento.domain.errors import InvalidArgument, PentimentoError, class_of_code
+from pentimento.domain.errors import InvalidArgument, PentimentoError, UnsafeContent, class_of_code
 from pentimento.domain.fleet import Capability
 from pentimento.domain.generation import ObjectReference
+from pentimento.domain.safety import SafetyVerdict
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ def _write_runs(runs: tuple[tuple[int, float], ...]) -> Mapping[str, Any]:
 
 
 def _error(message: Any) -> PentimentoError:
+    if message.HasField("verdict"):
+        verdict = message.verdict
+        found = SafetyVerdict(verdict.probability, verdict.limit, verdict.label, verdict.classifier_digest)
+        return UnsafeContent(message.reason, message.message, found)
     kind = class_of_code(message.code)
     return kind(message.reason, message.message, retry_after_ms=message.retry_after_ms or None)
 
@@ -51,7 +56,8 @@ def _error(message: Any) -> PentimentoError:
 def _write_error(error: PentimentoError) -> Mapping[str, Any]:
     retry_after_ms = error.retry_after_ms or 0
     fields = {"reason": error.reason, "message": error.message, "retry_after_ms": retry_after_ms}
-    return {"code": error.code, **fields}
+    verdict = vars(error.verdict) if isinstance(error, UnsafeContent) else None
+    return {"code": error.code, "verdict": verdict, **fields}
 
 
 def _millis(field: str, *, may_be_absent: bool = False) -> FieldRule:
@@ -66,10 +72,11 @@ def _millis(field: str, *, may_be_absent: bool = False) -> FieldRule:
     return FieldRule((field,), write, read)
 
 
+ERROR_FIELDS = ("code", "reason", "message", "retry_after_ms", "verdict")
 EXCEPTIONS: Mapping[str, FieldRule] = {
     "FromLatent.latent": FieldRule(("latent",), lambda latent: {"latent": {"object": vars(latent)}}, _stored),
     "ModelCost.run_s": FieldRule(("batches",), _write_runs, _runs),
-    "ImageFailed.error": FieldRule(("code", "reason", "message", "retry_after_ms"), _write_error, _error),
+    "ImageFailed.error": FieldRule(ERROR_FIELDS, _write_error, _error),
     "Tenant.created_at": _millis("created_at_ms"),
     "TenantKey.created_at": _millis("created_at_ms"),
     "TenantKey.expires_at": _millis("expires_at_ms", may_be_absent=True),

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Any, NotRequired
 
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response
@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 
 from pentimento.domain import errors
 from pentimento.domain.errors import Cancelled, PentimentoError
+from pentimento.domain.provenance_document import as_json
 from pentimento.domain.reasons import Reason
 from pentimento.rpc.errors import unexpected
 
@@ -57,6 +58,7 @@ class ErrorBodyDocument(TypedDict):
     type: str
     param: str | None
     code: str
+    safety: NotRequired[dict[str, Any]]
 
 
 class ErrorDocument(TypedDict):
@@ -87,7 +89,10 @@ def error_document(error: PentimentoError, names: dict[str, str] | None = None) 
         message = message.replace(param, names[param], 1)
         param = names[param]
     kind = status_and_type(error)[1]
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.reason}}
+    document: ErrorDocument = {"error": {"message": message, "type": kind, "param": param, "code": error.reason}}
+    if isinstance(error, errors.UnsafeContent):
+        document["error"]["safety"] = as_json(error.verdict)
+    return document
 
 
 def error_headers(error: PentimentoError) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Commits:
         while True:
             delay_s = next(delays_s)
             try:
-                await self.safety.check_image(execution.result.image)
+                execution.image_verdict = await self.safety.check_image(execution.result.image)
                 return await self.results.store(job, execution)
             except (StoreFull, Unavailable) as error:
                 if self.interpreter.clock.monotonic() + delay_s > job.request.deadline:

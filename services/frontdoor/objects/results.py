@@ -132,6 +132,8 @@ class Results:
             inputs=tuple(replace(part, object=replace(part.object, key="")) for part in execution.resolved.inputs),
             replay_equal=result.image_digest == replay.image_digest if replay and replay.image_digest else None,
             encoding_quality=job.request.resolved.encoding_quality,
+            prompt_verdict=job.request.resolved.prompt_verdict,
+            image_verdict=execution.image_verdict,
         )
 
 

@@ -20,6 +20,7 @@ from pentimento.domain.fleet import HeldModel
 from pentimento.domain.foresight import PromptForesight
 from pentimento.domain.generation import Attempt, CacheGrant, Route, StageTiming
 from pentimento.domain.image_request import Completed, ResolvedRequest, StartImage
+from pentimento.domain.safety import SafetyVerdict
 from pentimento.policies.plan.entry import Stage
 from pentimento.rpc import detached_context
 from pentimento.telemetry.tracing import record_stage
@@ -91,6 +92,7 @@ class Execution:
     # Its worker was requested to skip steps while it ran.
     asked_midway: bool = False
     result: AttemptResult | None = None
+    image_verdict: SafetyVerdict | None = None
     completed: Completed | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from pentimento.clients.discriminator import SafetyClient
 from pentimento.clients.replicas import ServiceReplicas
-from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
+from pentimento.domain.errors import PentimentoError, Unavailable, UnsafeContent
 from pentimento.domain.reasons import Reason
 from pentimento.domain.safety import IMAGE, PROMPT, SafetyVerdict
 from services.frontdoor.metrics import UNSAFE
@@ -35,19 +35,20 @@ class SafetyGate:
         """Return whether images are checked: previews are then withheld, since they come before a verdict."""
         return IMAGE in self._subjects
 
-    async def check_prompt(self, prompt: str) -> None:
-        """Raise InvalidArgument UNSAFE_PROMPT for an unsafe one, Unavailable SAFETY_UNAVAILABLE without a verdict."""
-        await self._check(PROMPT, Reason.UNSAFE_PROMPT, lambda one: one.check_prompt(prompt, TIMEOUT_S))
+    async def check_prompt(self, prompt: str) -> SafetyVerdict | None:
+        """Return the verdict, None if prompts are not checked. Raise UnsafeContent UNSAFE_PROMPT for an unsafe one,
+        Unavailable SAFETY_UNAVAILABLE without a verdict."""
+        return await self._check(PROMPT, Reason.UNSAFE_PROMPT, lambda one: one.check_prompt(prompt, TIMEOUT_S))
 
-    async def check_image(self, image: bytes) -> None:
-        """Raise InvalidArgument UNSAFE_IMAGE for an unsafe one, Unavailable SAFETY_UNAVAILABLE without a verdict."""
-        await self._check(IMAGE, Reason.UNSAFE_IMAGE, lambda one: one.check_image(image, TIMEOUT_S))
+    async def check_image(self, image: bytes) -> SafetyVerdict | None:
+        """Return the verdict as `check_prompt`. Raise UnsafeContent UNSAFE_IMAGE, Unavailable SAFETY_UNAVAILABLE."""
+        return await self._check(IMAGE, Reason.UNSAFE_IMAGE, lambda one: one.check_image(image, TIMEOUT_S))
 
     async def _check(
         self, subject: str, reason: Reason, ask: Callable[[SafetyClient], Awaitable[SafetyVerdict]]
-    ) -> None:
+    ) -> SafetyVerdict | None:
         if subject not in self._subjects:
-            return
+            return None
         able = [at for at in self._addresses if self._may_check(at, subject)]
         addresses = self._replicas.least_busy(able or self._addresses, self._addresses.index)
         try:
@@ -56,8 +57,7 @@ class SafetyGate:
             message = f"no classifier gives a verdict ({error.reason}), and nothing is returned without one"
             raise Unavailable(Reason.SAFETY_UNAVAILABLE, message, retry_after_ms=RETRY_MS) from None
         if not verdict.unsafe:
-            return
+            return verdict
         UNSAFE.labels(subject).inc()
         message = f"{subject}: refused as {verdict.label!r} by this deployment's classifier"
-        told = {"label": verdict.label, "probability": f"{verdict.probability:.3f}", "limit": f"{verdict.limit:g}"}
-        raise InvalidArgument(reason, message, metadata=told)
+        raise UnsafeContent(reason, message, verdict)

@@ -39,11 +39,11 @@ class Validation:
         preview_interval_steps *= not self.safety.checks_images
         validated = self.check(tenant, request, preview_interval_steps)
         spec = validated.resolved.spec
-        await self.safety.check_prompt(spec.prompt)
+        resolved = replace(validated.resolved, prompt_verdict=await self.safety.check_prompt(spec.prompt))
         if request.pin_ms is not None:
             input_bytes = sum(map(len, take_inputs(spec)[1].values()))
             await self.pins.check_room(tenant, request.pin_ms, input_bytes)
-        return replace(validated, digests=await checked_digests(spec))
+        return replace(validated, resolved=resolved, digests=await checked_digests(spec))
 
     async def replay(self, tenant: str, request: ReplayRequest, preview_interval_steps: int) -> ValidatedRequest:
         """Validate a replay by the journal's record only; its model generates it, regardless of the plan's other

@@ -26,11 +26,12 @@ GUARD_MS = 60_000
 
 
 @asynccontextmanager
-async def console_browser(roles: Mapping[str, Role] | None = None) -> AsyncIterator[tuple[Any, str]]:
-    """Yield a browser and the console's address. `roles`: tokens; its controller is away."""
+async def console_browser(roles: Mapping[str, Role] | None = None, **settings: Any) -> AsyncIterator[tuple[Any, str]]:
+    """Yield a browser and the console's address. `roles`: tokens; its controller is away; `settings`: the
+    frontdoor's."""
     with tempfile.TemporaryDirectory(prefix="pmt-") as path, pytest.MonkeyPatch.context() as patch:
         be_patient(patch)
-        folder, settings = Path(path), dict[str, Any]()
+        folder = Path(path)
         if roles:
             settings["token_file"] = folder / "tokens.toml"
             entries = (token_entry(secret, "acme", frozenset({role})) for secret, role in roles.items())

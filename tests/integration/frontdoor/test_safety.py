@@ -15,8 +15,8 @@ from lab.fixtures.paced_worker import PacedWorker
 from pentimento.api.discriminator.v1.discriminator_service_pb2_grpc import add_DiscriminatorServiceServicer_to_server
 from pentimento.api.safety.v1.safety_service_pb2_grpc import add_SafetyServiceServicer_to_server
 from pentimento.clients.discriminator import DiscriminatorClient
-from pentimento.domain.errors import InvalidArgument, PentimentoError, Unavailable
-from pentimento.domain.image_request import Progress
+from pentimento.domain.errors import PentimentoError, Unavailable, UnsafeContent
+from pentimento.domain.image_request import Completed, ImageFailed, Progress
 from pentimento.domain.jobs import RequestQuery, RequestState
 from pentimento.domain.safety import SafetyVerdict
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings
@@ -28,6 +28,9 @@ from services.discriminator.servicer import DiscriminatorServicer
 from services.frontdoor.routing.abilities import DiscriminatorAbilities
 from tests.support.calls import last_completed
 from tests.support.images import a_png
+
+# The verdict on what is not listed.
+SAFE = SafetyVerdict(0.1, 0.5, "nsfw", "sha256:0")
 
 
 @dataclass
@@ -81,12 +84,10 @@ async def test_unsafe_prompt_is_refused_before_anything_is_accepted(folder: Path
         error = await refusal(suite, "naked")
         made = await last_completed(suite.client.generate(REQUEST))
 
-    assert isinstance(error, InvalidArgument)
-    assert (error.reason, error.metadata) == (
-        "UNSAFE_PROMPT",
-        {"label": "nsfw", "probability": "0.900", "limit": "0.5"},
-    )
+    assert isinstance(error, UnsafeContent)
+    assert (error.reason, error.verdict) == ("UNSAFE_PROMPT", SafetyVerdict(0.9, 0.5, "nsfw", "sha256:0"))
     assert made.image
+    assert (made.provenance.prompt_verdict, made.provenance.image_verdict) == (SAFE, None)
     assert len(worker.orders) == 1
 
 
@@ -96,7 +97,8 @@ async def test_unsafe_image_is_neither_returned_nor_kept(folder: Path, worker: P
         (listed,) = (await suite.client.list_requests(RequestQuery())).requests
         status = await suite.client.get_request(listed.request_id)
 
-    assert (type(error), error.reason, error.metadata["label"]) == (InvalidArgument, "UNSAFE_IMAGE", "nsfw")
+    assert isinstance(error, UnsafeContent)
+    assert (error.reason, error.verdict) == ("UNSAFE_IMAGE", SafetyVerdict(0.9, 0.5, "nsfw", "sha256:0"))
     assert (status.state, status.completed, status.error_reason) == (RequestState.FAILED, None, "UNSAFE_IMAGE")
     assert not [path for path in (folder / "objects").rglob("*") if path.is_file() and "results" in path.parts]
 
@@ -105,9 +107,39 @@ async def test_safe_image_is_returned_and_its_previews_are_withheld(folder: Path
     async with classifying(folder, image=Listed(lambda _: False)) as address, gated(folder, address, "image") as suite:
         events = [event async for event in suite.client.generate(REQUEST, preview_interval_steps=1)]
 
-    assert events[-1].image  # type: ignore[union-attr]
+    assert isinstance(events[-1], Completed)
+    assert events[-1].image
+    assert (events[-1].provenance.prompt_verdict, events[-1].provenance.image_verdict) == (None, SAFE)
     assert not [event for event in events if isinstance(event, Progress) and event.preview]
     assert worker.orders[0].preview_interval_steps == 0
+
+
+async def test_unsafe_image_of_several_has_its_verdict(folder: Path, worker: PacedWorker) -> None:
+    unsafe = iter((True, False))
+    listed = Listed(lambda _: next(unsafe))
+    async with classifying(folder, image=listed) as address, gated(folder, address, "image") as suite:
+        events = [event async for event in suite.client.generate(replace(REQUEST, image_count=2))]
+
+    (failed,) = [event for event in events if isinstance(event, ImageFailed)]
+    (made,) = [event for event in events if isinstance(event, Completed)]
+    assert isinstance(failed.error, UnsafeContent)
+    assert failed.error.verdict == SafetyVerdict(0.9, 0.5, "nsfw", "sha256:0")
+    assert made.provenance.image_verdict == SAFE
+
+
+async def test_verdict_on_a_prompt_outlasts_a_restart(folder: Path, worker: PacedWorker) -> None:
+    worker.hold.clear()
+    async with classifying(folder, prompt=Listed(lambda _: False)) as address:
+        async with gated(folder, address, "prompt") as suite:
+            stream = suite.client.generate(REQUEST, "key")
+            await suite.accepted(stream)
+            await worker.wait_until(lambda: worker.running)
+        worker.hold.set()
+        async with gated(folder, address, "prompt") as suite:
+            *_, last = await suite.events(idempotency_key="key")
+
+    assert isinstance(last, Completed)
+    assert last.provenance.prompt_verdict == SAFE
 
 
 async def test_prompt_without_a_verdict_is_refused(folder: Path, worker: PacedWorker) -> None:

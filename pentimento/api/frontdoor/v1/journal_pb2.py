@@ -27,7 +27,7 @@ from pentimento.api.image.v1 import image_service_pb2 as pentimento_dot_api_dot_
 from pentimento.api.tensor.v1 import tensor_pb2 as pentimento_dot_api_dot_tensor_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)pentimento/api/frontdoor/v1/journal.proto\x12\x1bpentimento.api.frontdoor.v1\x1a-pentimento/api/generation/v1/generation.proto\x1a+pentimento/api/image/v1/image_service.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xf7\x04\n\x11JournalledRequest\x12:\n\x04spec\x18\x01 \x01(\x0b\x32,.pentimento.api.generation.v1.GenerationSpec\x12\x37\n\x06inputs\x18\x02 \x03(\x0b\x32\'.pentimento.api.generation.v1.SpecInput\x12\x31\n\x05\x63\x61\x63he\x18\x03 \x01(\x0e\x32\".pentimento.api.image.v1.CacheMode\x12\x34\n\x06\x66ormat\x18\x04 \x01(\x0e\x32$.pentimento.api.image.v1.ImageFormat\x12\x14\n\x07quality\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x03\x12\x1e\n\x16preview_interval_steps\x18\x07 \x01(\r\x12\x38\n\x06replay\x18\x08 \x01(\x0b\x32#.pentimento.api.frontdoor.v1.ReplayH\x01\x88\x01\x01\x12\x0e\n\x06pin_ms\x18\t \x01(\x03\x12\x10\n\x08may_thin\x18\n \x01(\x08\x12\x13\n\x0bimage_index\x18\x0b \x01(\r\x12\x1d\n\x10\x65ncoding_quality\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\x42\n\x08\x61\x64mitted\x18\r \x01(\x0b\x32+.pentimento.api.frontdoor.v1.AdmittedStagesH\x03\x88\x01\x01\x12\x1a\n\rfeature_reuse\x18\x0e \x01(\x08H\x04\x88\x01\x01\x42\n\n\x08_qualityB\t\n\x07_replayB\x13\n\x11_encoding_qualityB\x0b\n\t_admittedB\x10\n\x0e_feature_reuse\"n\n\x0e\x41\x64mittedStages\x12:\n\x06stages\x18\x01 \x03(\x0b\x32*.pentimento.api.generation.v1.CascadeStage\x12\x0f\n\x07\x63\x61scade\x18\x02 \x01(\t\x12\x0f\n\x07planned\x18\x03 \x01(\x08\"X\n\nStartImage\x12\x38\n\x05image\x18\x01 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x10\n\x08strength\x18\x02 \x01(\x01\"R\n\x06Replay\x12\x32\n\x05route\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Route\x12\x14\n\x0cimage_digest\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)pentimento/api/frontdoor/v1/journal.proto\x12\x1bpentimento.api.frontdoor.v1\x1a-pentimento/api/generation/v1/generation.proto\x1a+pentimento/api/image/v1/image_service.proto\x1a%pentimento/api/tensor/v1/tensor.proto\"\xd4\x05\n\x11JournalledRequest\x12:\n\x04spec\x18\x01 \x01(\x0b\x32,.pentimento.api.generation.v1.GenerationSpec\x12\x37\n\x06inputs\x18\x02 \x03(\x0b\x32\'.pentimento.api.generation.v1.SpecInput\x12\x31\n\x05\x63\x61\x63he\x18\x03 \x01(\x0e\x32\".pentimento.api.image.v1.CacheMode\x12\x34\n\x06\x66ormat\x18\x04 \x01(\x0e\x32$.pentimento.api.image.v1.ImageFormat\x12\x14\n\x07quality\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\x03\x12\x1e\n\x16preview_interval_steps\x18\x07 \x01(\r\x12\x38\n\x06replay\x18\x08 \x01(\x0b\x32#.pentimento.api.frontdoor.v1.ReplayH\x01\x88\x01\x01\x12\x0e\n\x06pin_ms\x18\t \x01(\x03\x12\x10\n\x08may_thin\x18\n \x01(\x08\x12\x13\n\x0bimage_index\x18\x0b \x01(\r\x12\x1d\n\x10\x65ncoding_quality\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\x42\n\x08\x61\x64mitted\x18\r \x01(\x0b\x32+.pentimento.api.frontdoor.v1.AdmittedStagesH\x03\x88\x01\x01\x12\x1a\n\rfeature_reuse\x18\x0e \x01(\x08H\x04\x88\x01\x01\x12H\n\x0eprompt_verdict\x18\x0f \x01(\x0b\x32+.pentimento.api.generation.v1.SafetyVerdictH\x05\x88\x01\x01\x42\n\n\x08_qualityB\t\n\x07_replayB\x13\n\x11_encoding_qualityB\x0b\n\t_admittedB\x10\n\x0e_feature_reuseB\x11\n\x0f_prompt_verdict\"n\n\x0e\x41\x64mittedStages\x12:\n\x06stages\x18\x01 \x03(\x0b\x32*.pentimento.api.generation.v1.CascadeStage\x12\x0f\n\x07\x63\x61scade\x18\x02 \x01(\t\x12\x0f\n\x07planned\x18\x03 \x01(\x08\"X\n\nStartImage\x12\x38\n\x05image\x18\x01 \x01(\x0b\x32).pentimento.api.tensor.v1.ObjectReference\x12\x10\n\x08strength\x18\x02 \x01(\x01\"R\n\x06Replay\x12\x32\n\x05route\x18\x01 \x01(\x0b\x32#.pentimento.api.generation.v1.Route\x12\x14\n\x0cimage_digest\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pentimento.api.frontdoor.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOURNALLEDREQUEST']._serialized_start=206
-  _globals['_JOURNALLEDREQUEST']._serialized_end=837
-  _globals['_ADMITTEDSTAGES']._serialized_start=839
-  _globals['_ADMITTEDSTAGES']._serialized_end=949
-  _globals['_STARTIMAGE']._serialized_start=951
-  _globals['_STARTIMAGE']._serialized_end=1039
-  _globals['_REPLAY']._serialized_start=1041
-  _globals['_REPLAY']._serialized_end=1123
+  _globals['_JOURNALLEDREQUEST']._serialized_end=930
+  _globals['_ADMITTEDSTAGES']._serialized_start=932
+  _globals['_ADMITTEDSTAGES']._serialized_end=1042
+  _globals['_STARTIMAGE']._serialized_start=1044
+  _globals['_STARTIMAGE']._serialized_end=1132
+  _globals['_REPLAY']._serialized_start=1134
+  _globals['_REPLAY']._serialized_end=1216
 # @@protoc_insertion_point(module_scope)

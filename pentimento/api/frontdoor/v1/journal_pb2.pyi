@@ -43,6 +43,7 @@ class JournalledRequest(_message.Message):
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     ADMITTED_FIELD_NUMBER: _builtins.int
     FEATURE_REUSE_FIELD_NUMBER: _builtins.int
+    PROMPT_VERDICT_FIELD_NUMBER: _builtins.int
     cache: _image_service_pb2.CacheMode.ValueType
     format: _image_service_pb2.ImageFormat.ValueType
     quality: _builtins.float
@@ -75,6 +76,10 @@ class JournalledRequest(_message.Message):
     def admitted(self) -> Global___AdmittedStages:
         """Absent: it waits in its model's own pool, and goes nowhere from there."""
 
+    @_builtins.property
+    def prompt_verdict(self) -> _generation_pb2.SafetyVerdict:
+        """Absent: not checked."""
+
     def __init__(
         self,
         *,
@@ -92,10 +97,11 @@ class JournalledRequest(_message.Message):
         encoding_quality: _builtins.int | None = ...,
         admitted: Global___AdmittedStages | None = ...,
         feature_reuse: _builtins.bool | None = ...,
+        prompt_verdict: _generation_pb2.SafetyVerdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_prompt_verdict", b"_prompt_verdict", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "prompt_verdict", b"prompt_verdict", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted", b"_admitted", "_encoding_quality", b"_encoding_quality", "_feature_reuse", b"_feature_reuse", "_prompt_verdict", b"_prompt_verdict", "_quality", b"_quality", "_replay", b"_replay", "admitted", b"admitted", "cache", b"cache", "deadline_ms", b"deadline_ms", "encoding_quality", b"encoding_quality", "feature_reuse", b"feature_reuse", "format", b"format", "image_index", b"image_index", "inputs", b"inputs", "may_thin", b"may_thin", "pin_ms", b"pin_ms", "preview_interval_steps", b"preview_interval_steps", "prompt_verdict", b"prompt_verdict", "quality", b"quality", "replay", b"replay", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__admitted: _TypeAlias = _typing.Literal["admitted"]  # noqa: Y015
     _WhichOneofArgType__admitted: _TypeAlias = _typing.Literal["_admitted", b"_admitted"]  # noqa: Y015
@@ -103,6 +109,8 @@ class JournalledRequest(_message.Message):
     _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__feature_reuse: _TypeAlias = _typing.Literal["feature_reuse"]  # noqa: Y015
     _WhichOneofArgType__feature_reuse: _TypeAlias = _typing.Literal["_feature_reuse", b"_feature_reuse"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_verdict: _TypeAlias = _typing.Literal["prompt_verdict"]  # noqa: Y015
+    _WhichOneofArgType__prompt_verdict: _TypeAlias = _typing.Literal["_prompt_verdict", b"_prompt_verdict"]  # noqa: Y015
     _WhichOneofReturnType__quality: _TypeAlias = _typing.Literal["quality"]  # noqa: Y015
     _WhichOneofArgType__quality: _TypeAlias = _typing.Literal["_quality", b"_quality"]  # noqa: Y015
     _WhichOneofReturnType__replay: _TypeAlias = _typing.Literal["replay"]  # noqa: Y015
@@ -113,6 +121,8 @@ class JournalledRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__feature_reuse) -> _WhichOneofReturnType__feature_reuse | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_verdict) -> _WhichOneofReturnType__prompt_verdict | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__quality) -> _WhichOneofReturnType__quality | None: ...
     @_typing.overload

@@ -1208,6 +1208,38 @@ class AchievedQuality(_message.Message):
 Global___AchievedQuality: _TypeAlias = AchievedQuality  # noqa: Y015
 
 @_typing.final
+class SafetyVerdict(_message.Message):
+    """What a classifier of the operator says of a prompt or an image. Also a detail of the status UNSAFE_PROMPT or UNSAFE_IMAGE."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBABILITY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    CLASSIFIER_DIGEST_FIELD_NUMBER: _builtins.int
+    probability: _builtins.float
+    """Of the unsafe labels together, 0..1; unsafe from `limit` on."""
+    limit: _builtins.float
+    label: _builtins.str
+    """The likeliest of the unsafe labels."""
+    classifier_digest: _builtins.str
+    def __init__(
+        self,
+        *,
+        probability: _builtins.float = ...,
+        limit: _builtins.float = ...,
+        label: _builtins.str = ...,
+        classifier_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classifier_digest", b"classifier_digest", "label", b"label", "limit", b"limit", "probability", b"probability"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SafetyVerdict: _TypeAlias = SafetyVerdict  # noqa: Y015
+
+@_typing.final
 class Provenance(_message.Message):
     """How an image came to be; enough to replay it."""
 
@@ -1232,6 +1264,8 @@ class Provenance(_message.Message):
     REPLAY_EQUAL_FIELD_NUMBER: _builtins.int
     ENCODING_QUALITY_FIELD_NUMBER: _builtins.int
     UNSIGNED_DIGEST_FIELD_NUMBER: _builtins.int
+    PROMPT_VERDICT_FIELD_NUMBER: _builtins.int
+    IMAGE_VERDICT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     model_digest: _builtins.str
     worker_id: _builtins.str
@@ -1264,6 +1298,12 @@ class Provenance(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpecInput]:
         """What the spec was sent with and does not repeat here."""
 
+    @_builtins.property
+    def prompt_verdict(self) -> Global___SafetyVerdict:
+        """Absent: not checked."""
+
+    @_builtins.property
+    def image_verdict(self) -> Global___SafetyVerdict: ...
     def __init__(
         self,
         *,
@@ -1286,10 +1326,12 @@ class Provenance(_message.Message):
         replay_equal: _builtins.bool | None = ...,
         encoding_quality: _builtins.int | None = ...,
         unsigned_digest: _builtins.str = ...,
+        prompt_verdict: Global___SafetyVerdict | None = ...,
+        image_verdict: Global___SafetyVerdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_image_verdict", b"_image_verdict", "_prompt_verdict", b"_prompt_verdict", "_replay_equal", b"_replay_equal", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "image_verdict", b"image_verdict", "prompt_verdict", b"prompt_verdict", "replay_equal", b"replay_equal", "route", b"route", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "unsigned_digest", b"unsigned_digest", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence", "_encoding_quality", b"_encoding_quality", "_energy_joules", b"_energy_joules", "_image_verdict", b"_image_verdict", "_prompt_verdict", b"_prompt_verdict", "_replay_equal", b"_replay_equal", "attempt_number", b"attempt_number", "build_version", b"build_version", "device_seconds", b"device_seconds", "discriminator_confidence", b"discriminator_confidence", "encoding_quality", b"encoding_quality", "energy_joules", b"energy_joules", "image_verdict", b"image_verdict", "inputs", b"inputs", "model_digest", b"model_digest", "notes", b"notes", "prompt_verdict", b"prompt_verdict", "replay_equal", b"replay_equal", "request_id", b"request_id", "route", b"route", "spec", b"spec", "steps_run", b"steps_run", "steps_saved", b"steps_saved", "timings", b"timings", "unsigned_digest", b"unsigned_digest", "worker_generation", b"worker_generation", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__discriminator_confidence: _TypeAlias = _typing.Literal["discriminator_confidence"]  # noqa: Y015
     _WhichOneofArgType__discriminator_confidence: _TypeAlias = _typing.Literal["_discriminator_confidence", b"_discriminator_confidence"]  # noqa: Y015
@@ -1297,6 +1339,10 @@ class Provenance(_message.Message):
     _WhichOneofArgType__encoding_quality: _TypeAlias = _typing.Literal["_encoding_quality", b"_encoding_quality"]  # noqa: Y015
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015
+    _WhichOneofReturnType__image_verdict: _TypeAlias = _typing.Literal["image_verdict"]  # noqa: Y015
+    _WhichOneofArgType__image_verdict: _TypeAlias = _typing.Literal["_image_verdict", b"_image_verdict"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_verdict: _TypeAlias = _typing.Literal["prompt_verdict"]  # noqa: Y015
+    _WhichOneofArgType__prompt_verdict: _TypeAlias = _typing.Literal["_prompt_verdict", b"_prompt_verdict"]  # noqa: Y015
     _WhichOneofReturnType__replay_equal: _TypeAlias = _typing.Literal["replay_equal"]  # noqa: Y015
     _WhichOneofArgType__replay_equal: _TypeAlias = _typing.Literal["_replay_equal", b"_replay_equal"]  # noqa: Y015
     @_typing.overload
@@ -1305,6 +1351,10 @@ class Provenance(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__encoding_quality) -> _WhichOneofReturnType__encoding_quality | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_joules) -> _WhichOneofReturnType__energy_joules | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_verdict) -> _WhichOneofReturnType__image_verdict | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_verdict) -> _WhichOneofReturnType__prompt_verdict | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replay_equal) -> _WhichOneofReturnType__replay_equal | None: ...
 

@@ -822,6 +822,7 @@ class ImageFailed(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The image's own."""
     image_index: _builtins.int
@@ -831,6 +832,10 @@ class ImageFailed(_message.Message):
     message: _builtins.str
     retry_after_ms: _builtins.int
     """When it may be asked for again; 0 where unknown."""
+    @_builtins.property
+    def verdict(self) -> _generation_pb2.SafetyVerdict:
+        """Of UNSAFE_IMAGE."""
+
     def __init__(
         self,
         *,
@@ -840,12 +845,15 @@ class ImageFailed(_message.Message):
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
         retry_after_ms: _builtins.int = ...,
+        verdict: _generation_pb2.SafetyVerdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_verdict", b"_verdict", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "image_index", b"image_index", "message", b"message", "reason", b"reason", "request_id", b"request_id", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_verdict", b"_verdict", "code", b"code", "image_index", b"image_index", "message", b"message", "reason", b"reason", "request_id", b"request_id", "retry_after_ms", b"retry_after_ms", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__verdict: _TypeAlias = _typing.Literal["verdict"]  # noqa: Y015
+    _WhichOneofArgType__verdict: _TypeAlias = _typing.Literal["_verdict", b"_verdict"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__verdict) -> _WhichOneofReturnType__verdict | None: ...
 
 Global___ImageFailed: _TypeAlias = ImageFailed  # noqa: Y015
 

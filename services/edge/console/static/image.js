@@ -99,6 +99,12 @@ function traceLink(requestId) {
   return place;
 }
 
+/** Return what the operator's classifiers said, empty where none was asked. */
+function safetyWords(provenance) {
+  const verdicts = [["prompt", provenance.prompt_verdict], ["image", provenance.image_verdict]].filter(([, verdict]) => verdict);
+  return verdicts.map(([subject, { label, probability, limit }]) => `${subject}: ${label} ${probability.toFixed(2)}, limit ${limit}`).join("; ");
+}
+
 /** Return the provenance as a definition list. */
 function provenanceFacts(provenance, size) {
   const { spec, route } = provenance;
@@ -123,6 +129,7 @@ function provenanceFacts(provenance, size) {
     ["Energy", provenance.energy_joules === null ? null : `${provenance.energy_joules.toFixed(1)} J`],
     ["Worker", provenance.worker_id],
     ["Attempt", provenance.attempt_number > 1 ? String(provenance.attempt_number) : null],
+    ["Safety", safetyWords(provenance)],
     ["Replay", provenance.replay_equal === null ? null : provenance.replay_equal ? "the same bytes" : "different bytes"],
     ["Request", h("span", null, h("code", null, provenance.request_id), traceLink(provenance.request_id))],
   ]);
