@@ -18,7 +18,7 @@ CASES = [
         "no ControlNet by {}/registry.json",
     ),
     ("discriminator", {"SKIP_MISSING": "true"}, "no cascade"),
-    ("discriminator", {"CASCADE": "a,b", "REGISTRY": "{}/none", "SKIP_MISSING": "true"}, "no discriminator of a>b"),
+    ("discriminator", {"CASCADE": "a,b", "CASCADES": "{}/none", "SKIP_MISSING": "true"}, "no discriminator of a>b"),
     ("unet_worker", {"MODEL": "{}/none", "SKIP_MISSING": "all"}, "no such file or directory: {}/none"),
 ]
 
