@@ -2,7 +2,8 @@
 
 Entries written after the last build are compared vector by vector; the rest is found through a graph (HNSW; Malkov and
 Yashunin, 2018). A build costs minutes of one core at 100,000 entries, so it waits until the part without a graph costs
-more than it should.
+more than it should. The shard keeps the vectors of deleted points, which only a build leaves behind: a small index is
+rebuilt too, without a graph.
 """
 
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ _ROOM_FACTOR = 2.5
 
 @dataclass(frozen=True)
 class IndexBuilding:
-    """Configure builds. Below `least_points_count` every search is exact and nothing is built.
+    """Configure builds. Below `least_points_count` every search is exact, and as many changes make a build due.
 
     `unindexed_share` of the points, and never more than `most_unindexed_count`, may be without a graph. `edges_count`
     (HNSW's m) also counts the edges kept within a tenant, `candidates_count` its ef_construct,
@@ -46,7 +47,7 @@ class IndexBuilding:
             raise InvalidArgument.of("edges_count", "must be between 4 and 128 and at most candidates_count")
 
     def shape(self) -> dict[str, int]:
-        """Return the parameters for the process that builds, as JSON values."""
+        """Return the parameters of the graph for the process that builds, as JSON values."""
         wanted = ("edges_count", "candidates_count", "threads_count")
         return {name: value for name, value in asdict(self).items() if name in wanted}
 
@@ -66,7 +67,7 @@ class IndexCounts:
 def build_is_due(counts: IndexCounts, building: IndexBuilding) -> bool:
     """Return whether so much changed since the last build that another one pays."""
     if counts.points_count < building.least_points_count:
-        return False
+        return counts.changed_count >= building.least_points_count
     allowed = min(building.unindexed_share * counts.points_count, building.most_unindexed_count)
     return counts.changed_count >= max(1.0, allowed)
 

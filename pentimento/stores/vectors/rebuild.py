@@ -130,10 +130,12 @@ class Rebuild:
             raise StoreFull(_STORE, f"a build needs {needed} bytes, {free} are free")
 
     def _build(self) -> int:
-        """Copy the points and build the graph; return how many it holds."""
+        """Copy the points and, unless they are few, build the graph; return how many it holds."""
         slow = replace(self._timing, hang_s=math.inf, stop_s=0.5)
         flags = ("--yields",) if self._building.yields else ()
-        builder = self._start(slow, "--shape", dumps(self._building.shape()), *flags, restarts=False)
+        if self._serving.counts.points_count >= self._building.least_points_count:
+            flags += ("--shape", dumps(self._building.shape()))
+        builder = self._start(slow, *flags, restarts=False)
         self._on_phase("copy")
         copy_all(self._serving, builder)
         self._on_phase("graph")

@@ -123,6 +123,22 @@ def test_built_index_adds_int8_vectors(tmp_path: Path) -> None:
     assert max(sizes_bytes) >= 1000 * DIMENSION_COUNT
 
 
+def test_small_index_is_rebuilt_without_a_graph_after_many_changes(tmp_path: Path) -> None:
+    vectors = clustered(600)
+    index = opened(tmp_path)
+    index.upsert(points_at(vectors))
+    first = index.process
+    index.delete([id_of(number) for number in range(450)])
+    wait_until(lambda: built(index) > 0 and index.process is not first)
+
+    found = {search_now(index, query(one, limit=1))[0].entry_id for one in vectors[450:]}
+    graphs = [*tmp_path.rglob("quantized.data")]
+    index.close()
+
+    assert found == {id_of(number) for number in range(450, 600)}
+    assert graphs == []
+
+
 def test_similarities_are_cosines_after_a_build_too(tmp_path: Path) -> None:
     vectors = clustered(1200)
     index = opened(tmp_path)

@@ -18,6 +18,8 @@ BUILDING = IndexBuilding(least_points_count=1000, unindexed_share=0.1, most_unin
 
 DUE: list[tuple[int, int, bool]] = [
     (999, 999, False),  # small: compared vector by vector
+    (200, 1000, True),  # small, but as many deleted vectors are kept
+    (0, 1000, True),
     (1000, 1000, True),
     (1000, 99, False),
     (1000, 100, True),
