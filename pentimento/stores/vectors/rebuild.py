@@ -132,7 +132,7 @@ class Rebuild:
     def _build(self) -> int:
         """Copy the points and, unless they are few, build the graph; return how many it holds."""
         slow = replace(self._timing, hang_s=math.inf, stop_s=0.5)
-        flags = ("--yields",) if self._building.yields else ()
+        flags: tuple[str, ...] = ("--yields",) if self._building.yields else ()
         if self._serving.counts.points_count >= self._building.least_points_count:
             flags += ("--shape", dumps(self._building.shape()))
         builder = self._start(slow, *flags, restarts=False)
