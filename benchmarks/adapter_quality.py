@@ -113,7 +113,7 @@ def main() -> int:
     count = BATCH if options.quick else options.rest["prompts"]
     prompts = examination_prompts(count, FIRST_PROMPT).captions
     model = study_model(WEIGHTS / MODEL, StudyRunSettings(max_batch=BATCH))
-    study = LatenessStudy.begin(model, prompts, (), FIRST_PROMPT)
+    study = LatenessStudy(model, prompts, (), FIRST_PROMPT)
     examiner = Examiner(WEIGHTS, WEIGHTS)
     figures: list[Figure] = []
     bounds = list(read_profiles([WEIGHTS / LORA_BOUNDS_FILE]).of(ProfileKind.LORA))

@@ -307,7 +307,7 @@ def main() -> int:
             figures += full_size_subject(Path(folder)).figures()
     prompts = examination_prompts(4 if options.quick else options.rest["prompts"], FIRST_PROMPT).captions
     tried = sorted({steps for bound in bounds for steps in (allowed[lora_name(bound)], alike_steps(bound)) if steps})
-    gallery = LateGallery(LatenessStudy.begin(study, prompts, tuple(tried), FIRST_PROMPT), options.rest["work"])
+    gallery = LateGallery(LatenessStudy(study, prompts, tuple(tried), FIRST_PROMPT), options.rest["work"])
     for bound in bounds:
         lora = read_lora(files[lora_name(bound)], base, model.dtype)
         figures += quality_figures(gallery, bound, lora)

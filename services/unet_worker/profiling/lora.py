@@ -5,8 +5,9 @@ The strength of a late LoRA is the remaining share of its change of the final la
 It needs no scorer of styles and is stricter than one: a classifier may be sure of a style that is half gone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from pentimento.profiles.document import (
     ProfilePromise,
 )
 from pentimento.profiles.kinds import lora_row
-from pentimento.profiles.rules import LateSample, ThresholdRule, late_tally, latest_alike_steps
+from pentimento.profiles.rules import LateSample, ThresholdRule, late_is_settled, latest_alike_steps
 from services.unet_worker.adapters.lora_directory import open_lora_directory
 from services.unet_worker.profiling.inputs import StudyInputs
 from services.unet_worker.profiling.reuse import source_of, study_model
@@ -36,45 +37,74 @@ from services.unet_worker.profiling.settings import ProfileSettings
 from services.unet_worker.profiling.steps_study import most_tried, next_place
 
 
-@dataclass(frozen=True)
+@dataclass
 class LatenessStudy:
-    """Hold images of one model without a LoRA, for comparison; `steps` are the K to try."""
+    """Hold images of one model without a LoRA, for comparison, each generated when it is first needed; `steps` are the
+    K to try."""
 
     model: StudyModel
     prompts: Sequence[str]
     steps: tuple[int, ...]
-    first_seed: int
-    without: Sequence[StudiedImage]
+    first_seed: int = 0
+    _without: list[StudiedImage] = field(default_factory=list, init=False, repr=False)
 
-    @classmethod
-    def begin(
-        cls, model: StudyModel, prompts: Sequence[str], steps: tuple[int, ...], first_seed: int = 0
-    ) -> "LatenessStudy":
-        study = cls(model, prompts, steps, first_seed, ())
-        return replace(study, without=study.generated("without LoRAs", (), 0))
+    @property
+    def without(self) -> Sequence[StudiedImage]:
+        """Return the images of all prompts without LoRAs."""
+        self._prepare(len(self.prompts))
+        return self._without
 
-    def on_time(self, name: str, lora: Lora) -> Sequence[StudiedImage]:
+    def on_time(self, name: str, lora: Lora) -> list[StudiedImage]:
         return self.generated(f"{name} from the start", [lora], 0)
 
     def alike(self, on_time: Sequence[StudiedImage]) -> Mapping[int, Sequence[float]]:
-        """Return for each K the cosines of the latents with a LoRA and without it after those steps."""
-        return {steps: _cosines(self.without, on_time, steps) for steps in self.steps}
+        """Return for each K the cosines of the latents of the first prompts with a LoRA and without it after those
+        steps."""
+        return {steps: _cosines(self._without[: len(on_time)], on_time, steps) for steps in self.steps}
 
-    def lateness(self, name: str, lora: Lora, steps: int, on_time: Sequence[StudiedImage]) -> Sequence[LateSample]:
-        """Return a sample of every prompt with the LoRA after `steps` steps."""
-        late = self.generated(f"{name} after {steps} steps", [lora], steps)
-        alike = _cosines(self.without, on_time, steps)
-        rows = zip(_cosines(on_time, late), strengths(self.without, on_time, late), alike, strict=True)
-        return [LateSample(*row) for row in rows]
+    def lateness(
+        self, name: str, lora: Lora, steps: int, on_time: list[StudiedImage], rule: ThresholdRule | None = None
+    ) -> list[LateSample]:
+        """Return a sample of each prompt with the LoRA after `steps` steps; with a `rule` the first ones until its
+        verdict is settled. `on_time` receives the images with the LoRA from the start that it lacks."""
+        count = len(self.prompts)
+        chunk = count if rule is None else self.model.generator.max_batch
+        found: list[LateSample] = []
+        for start in range(0, count, chunk):
+            part = range(start, min(start + chunk, count))
+            on_time += self.generated(f"{name} from the start", [lora], 0, range(len(on_time), part.stop))
+            late = self.generated(f"{name} after {steps} steps", [lora], steps, part)
+            without, full = self._without[part.start : part.stop], on_time[part.start : part.stop]
+            rows = zip(
+                _cosines(full, late), strengths(without, full, late), _cosines(without, full, steps), strict=True
+            )
+            found += [LateSample(*row) for row in rows]
+            if rule is not None and late_is_settled(found, count, rule):
+                break
+        return found
 
-    def generated(self, what: str, loras: Sequence[Lora], from_step: int) -> Sequence[StudiedImage]:
-        """Return the images of all prompts with LoRAs from a step on; `what` is their name in the log."""
-        requests = [self._request(row, loras, from_step) for row in range(len(self.prompts))]
-        return self.model.generated(what, requests)
+    def generated(
+        self, what: str, loras: Sequence[Lora], from_step: int, rows: range | None = None
+    ) -> list[StudiedImage]:
+        """Return the images of `rows`, by default all prompts, with LoRAs from a step on; `what` is their name in the
+        log."""
+        rows = range(len(self.prompts)) if rows is None else rows
+        if not rows:
+            return []
+        self._prepare(rows.stop)
+        requests = [self._request(row, loras, from_step) for row in rows]
+        return self.model.generated(what, requests, rows.start, len(self.prompts))
+
+    def _prepare(self, count: int) -> None:
+        """Generate the first `count` prompts without LoRAs, if they are not yet."""
+        rows = range(len(self._without), count)
+        if rows:
+            requests = [self._request(row, (), 0) for row in rows]
+            self._without += self.model.generated("without LoRAs", requests, rows.start, len(self.prompts))
 
     def _request(self, row: int, loras: Sequence[Lora], from_step: int) -> DenoisingRequest:
         # Until that step the image is the one without LoRAs.
-        latent = self.without[row].latents.get(from_step) if self.without else None
+        latent = self._without[row].latents.get(from_step) if from_step else None
         start = NoiseStart() if latent is None else LatentStart(latent, from_step)
         request = self.model.request(self.prompts[row], self.first_seed + row, start)
         kept = frozenset(self.steps) if from_step == 0 else frozenset[int]()
@@ -112,14 +142,14 @@ def steps_to_try(step_count: int, wanted: Sequence[int]) -> tuple[int, ...]:
 
 # Numbers of steps without the LoRA that are tried.
 LATE_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 25)
-BySteps = Mapping[int, Sequence[LateSample]]
 
 
 def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]:
-    """Yield the profile of each LoRA of the directory that changes the model and has none yet.
+    """Yield the profile of each LoRA of the directory that changes the model after each K.
 
-    Takes minutes for a LoRA, with occasional log lines. The largest K is searched that the profile's rule allows; if
-    `exhaustive`, K rises until no rule allows it. Raises NotFound if no LoRA fits.
+    Takes minutes for a LoRA, with occasional log lines. The largest K is searched that the profile's rule allows, each
+    with prompts until the rule's verdict is settled; if `exhaustive`, K rises until no rule allows it, with all
+    prompts. Rows of an earlier profile are kept. Raises NotFound if no LoRA fits.
     """
     assert settings.loras is not None
     model = study_model(settings.model, settings.study)
@@ -133,30 +163,39 @@ def measure(settings: ProfileSettings, inputs: StudyInputs) -> Iterator[Profile]
     late = [model.step_count - steps for steps in tried]
     each = model.step_count + most_tried(late, exhaustive=settings.exhaustive)
     model.announce(len(inputs.prompts) * (model.step_count + len(chosen) * each))
-    study = LatenessStudy.begin(model, inputs.prompts, tried)
+    study = LatenessStudy(model, inputs.prompts, tried)
     for adapter in chosen:
-        if inputs.earlier_of(_profile(settings, study, adapter, {}, 0)) is not None:
-            continue
-        lora = directory.read(adapter.digest)
-        on_time = study.on_time(adapter.name, lora)
-        found: dict[int, Sequence[LateSample]] = {}
-        holds: dict[int, bool] = {}
-        while (place := next_place(holds, len(tried), None if settings.exhaustive else 0)) is not None:
-            samples = found[tried[place]] = study.lateness(adapter.name, lora, tried[place], on_time)
-            rules = tuple(ThresholdRule) if settings.exhaustive else (settings.rule_of(ProfileKind.LORA),)
-            holds[place] = any(late_tally(samples).allows(rule) for rule in rules)
-        yield _profile(settings, study, adapter, found, latest_alike_steps(study.alike(on_time)))
+        lora = partial(directory.read, adapter.digest)
+        yield from _profiles(settings, study, inputs, _empty_profile(settings, study, adapter), lora)
 
 
-def _profile(
-    settings: ProfileSettings, study: LatenessStudy, adapter: Adapter, found: BySteps, alike_steps: int
-) -> Profile:
+def _profiles(
+    settings: ProfileSettings, study: LatenessStudy, inputs: StudyInputs, profile: Profile, read: Callable[[], Lora]
+) -> Iterator[Profile]:
+    """Yield the profile of a LoRA after each K that is measured."""
+    rows = {row.place("steps"): row for row in inputs.earlier_rows(profile)}
+    rule = None if settings.exhaustive else profile.asked.rule
+    name = profile.of.adapters[0].name
+    lora: Lora | None = None
+    on_time: list[StudiedImage] = []
+    holds: dict[int, bool] = {}
+    while (place := next_place(holds, len(study.steps), None if rule is None else 0)) is not None:
+        steps = study.steps[place]
+        if steps not in rows:
+            lora = read() if lora is None else lora
+            rows[steps] = lora_row(steps, study.lateness(name, lora, steps, on_time, rule))
+            figures = {"alike_steps": float(latest_alike_steps(study.alike(on_time)))}
+            measured = replace(profile.measured, figures=figures)
+            yield replace(profile, measured=measured, rows=tuple(rows[each] for each in sorted(rows)))
+        holds[place] = bool(rows[steps].allowed) if rule is None else rows[steps].by(rule) is not None
+
+
+def _empty_profile(settings: ProfileSettings, study: LatenessStudy, adapter: Adapter) -> Profile:
     lora = MeasuredAdapter(adapter.digest, name=adapter.name)
     return Profile(
         ProfileKind.LORA,
-        ProfiledModel(study.model.spec.model, study.model.generator.model.info.model_digest, adapters=(lora,)),
+        ProfiledModel(study.model.spec.model, study.model.digest, adapters=(lora,)),
         ProfileConditions(study.model.step_count),
         ProfilePromise(rule=settings.rule_of(ProfileKind.LORA)),
-        replace(source_of(settings), figures={"alike_steps": float(alike_steps)}),
-        tuple(lora_row(steps, found[steps]) for steps in sorted(found)),
+        source_of(settings),
     )

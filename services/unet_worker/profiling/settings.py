@@ -9,7 +9,7 @@ from pentimento.profiles.rules import RuleChoice, ThresholdRule
 from pentimento.rpc import RpcChannelSettings
 from pentimento.settings import setting
 
-FIRST = {ProfileKind.REUSE: 600, ProfileKind.LORA: 128}
+FIRST = {ProfileKind.REUSE: 600, ProfileKind.LORA: 64}
 MANY = 200  # prompts of the other kinds
 
 
@@ -47,7 +47,7 @@ class ProfileSettings:
         must_exist=True,
     )
     first: int = setting(
-        0, help="prompts to use, from the first; 0: 600 for reuse, 128 for lora, else 200", minimum=0, maximum=100_000
+        0, help="prompts to use, from the first; 0: 600 for reuse, 64 for lora, else 200", minimum=0, maximum=100_000
     )
     alpha: float = setting(
         0.0,

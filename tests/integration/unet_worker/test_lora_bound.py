@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from lab.fixtures.lora_files import random_factors, write_diffusers_lora
 from pentimento.diffusion.families import load_model
 from pentimento.diffusion.loras import layers_of
 from pentimento.domain.errors import PentimentoError
-from pentimento.profiles.catalogue import read_profiles
+from pentimento.profiles.catalogue import read_profiles, write_profiles
 from pentimento.profiles.kinds import latest_start
 from pentimento.profiles.rules import ThresholdRule
 from services.unet_worker.adapters.lora_directory import read_bounds
@@ -69,6 +70,28 @@ async def test_bounds_are_measured_written_next_to_loras_and_read_by_workers(tmp
     await main(["lora", "--model", str(model), *flags, "--resume"])
 
     assert read_profiles([loras / "lora-bounds.json"]).profiles == (measured, kept)
+
+
+async def test_settled_verdicts_equal_exhaustive_ones_and_resume_after_each_row(tmp_path: Path) -> None:
+    model, loras, prompts = written(tmp_path)
+    prompts.write_text("".join(f"a circle and {number} stars\n" for number in range(64)))
+    flags = ["lora", "--model", str(model), "--loras", str(loras), "--prompts", str(prompts)]
+    whole, short, half = (tmp_path / f"{name}.json" for name in ("whole", "short", "half"))
+
+    await main([*flags, "--exhaustive", "--out", str(whole)])
+    await main([*flags, "--out", str(short)])
+
+    found, exhaustive = read_profiles([short]).profiles, read_profiles([whole]).profiles
+    assert [latest_start(one) for one in found] == [latest_start(one) for one in exhaustive] == [0.2, 0.0]
+    assert [[row.count for row in one.rows] for one in found] == [[32, 32, 16, 16], [16]]
+
+    strong = replace(found[0], rows=found[0].rows[:1])
+    write_profiles(half, [strong])
+    await main([*flags, "--out", str(half), "--resume"])
+
+    resumed = read_profiles([half]).profiles
+    assert [[row.count for row in one.rows] for one in resumed] == [[32, 32, 16, 16], [16]]
+    assert [latest_start(one) for one in resumed] == [0.2, 0.0]
 
 
 async def test_no_lora_of_the_model_is_an_error(tmp_path: Path) -> None:

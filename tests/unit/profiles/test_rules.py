@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from pentimento.profiles.rules import (
     Tally,
     ThresholdRule,
     is_settled,
+    late_is_settled,
     late_tally,
     latest_alike_steps,
     lowest,
@@ -227,6 +229,52 @@ def test_the_mean_bears_a_few_and_not_a_third(lost: LateSample) -> None:
     assert late_tally([ON_TIME] * 100 + [WEAK]).allows(ThresholdRule.MEAN)
     assert not late_tally([ON_TIME] * 60 + [lost] * 30).allows(ThresholdRule.MEAN)
     assert not late_tally([ON_TIME] * 29).allows(ThresholdRule.MEAN)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rule", "settled"),
+    [
+        ([ON_TIME] * 100, ThresholdRule.MINIMUM, False),
+        ([ON_TIME] * 3 + [WEAK], ThresholdRule.MINIMUM, True),
+        # Of 128 images two may be lost.
+        ([WEAK] * 2, ThresholdRule.LOWER_BOUND, False),
+        ([WEAK] * 3, ThresholdRule.LOWER_BOUND, True),
+        ([WEAK] * 14, ThresholdRule.MEAN, False),
+        ([WEAK] * 15, ThresholdRule.MEAN, True),
+        ([OTHER] * 15, ThresholdRule.MEAN, True),
+        ([ON_TIME] * 29, ThresholdRule.MEAN, False),
+        ([ON_TIME] * 30, ThresholdRule.MEAN, True),
+        # The mean strength lies 1.3 errors above the limit, then 2.5 and 4.6; then 0.3 above and 0.1 below it.
+        ([ON_TIME] * 60 + [WEAK] * 4, ThresholdRule.MEAN, False),
+        ([ON_TIME] * 82 + [WEAK] * 4, ThresholdRule.MEAN, False),
+        ([ON_TIME] * 120 + [WEAK] * 4, ThresholdRule.MEAN, True),
+        ([ON_TIME] * 50 + [WEAK] * 5, ThresholdRule.MEAN, False),
+        ([ON_TIME] * 50 + [WEAK] * 6, ThresholdRule.MEAN, True),
+    ],
+)
+def test_late_samples_settle_verdict_of_rule(samples: list[LateSample], rule: ThresholdRule, settled: bool) -> None:
+    assert late_is_settled(samples, 128, rule) is settled
+
+
+def test_settled_verdict_of_mean_is_one_of_its_samples() -> None:
+    for lost in range(40):
+        samples = [ON_TIME] * 60 + [WEAK] * lost
+        if late_is_settled(samples, 128, ThresholdRule.MEAN):
+            assert late_tally(samples).allows(ThresholdRule.MEAN) is (lost < 5)
+
+
+@pytest.mark.parametrize(("errors", "permissions"), [(0.0, (102, 112)), (3.0, (1771, 1813)), (4.0, (1963, 1976))])
+def test_settled_verdicts_by_mean_differ_rarely(errors: float, permissions: tuple[int, int]) -> None:
+    # The mean strength is so many errors above LEAST_STRENGTH: at none each permission is wrong.
+    draws = np.random.default_rng(7).normal(0.95 + errors * 0.05 / 8, 0.05, (2_000, 64))
+    early = late = 0
+    for row in draws:
+        samples = [LateSample(1.0, float(strength), 1.0) for strength in row]
+        ends = (count for count in range(16, 64, 16) if late_is_settled(samples[:count], 64, ThresholdRule.MEAN))
+        early += late_tally(samples[: next(ends, 64)]).allows(ThresholdRule.MEAN)
+        late += late_tally(samples).allows(ThresholdRule.MEAN)
+
+    assert (early, late) == permissions
 
 
 def test_latest_alike_steps_ends_at_unlike_latents() -> None:

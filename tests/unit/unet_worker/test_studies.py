@@ -18,7 +18,7 @@ from pentimento.diffusion.images import decode_pixels
 from pentimento.diffusion.loras import Lora, WeightedLora, layers_of, read_lora
 from pentimento.domain.errors import PentimentoError
 from pentimento.domain.generation import GenerationSpec, Scheduler
-from pentimento.profiles.rules import LateSample
+from pentimento.profiles.rules import LateSample, ThresholdRule
 from services.unet_worker.profiling.inputs import Vectors
 from services.unet_worker.profiling.lora import LatenessStudy, steps_to_try
 from services.unet_worker.profiling.reuse_study import ReusePair, ReuseStudy, StudyModel, nearest_before
@@ -169,7 +169,7 @@ def lora(model: DiffusionModel, tmp_path_factory: pytest.TempPathFactory) -> Lor
 def study_of(model: DiffusionModel) -> LatenessStudy:
     spec = GenerationSpec("", "", "tiny", 32, 32, 8, 2.0, Scheduler.DDIM, 0)
     generator = BatchGenerator(model, Denoiser(model), 3)
-    return LatenessStudy.begin(StudyModel(generator, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
+    return LatenessStudy(StudyModel(generator, spec), LATE_PROMPTS, LATE_STEPS, first_seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +230,32 @@ def test_a_study_leaves_the_model_as_it_was(model: DiffusionModel, lora: Lora) -
 
 def _request(study: LatenessStudy, row: int) -> DenoisingRequest:
     return study.model.request(LATE_PROMPTS[row], 7 + row, NoiseStart())
+
+
+def test_lateness_ends_with_batch_that_settles_rule(model: DiffusionModel, lora: Lora) -> None:
+    prompts = [f"{number} squares" for number in range(8)]
+    seen: list[tuple[int, int, bool]] = []
+
+    class Watched(BatchGenerator):
+        def generate(self, requests: Sequence[DenoisingRequest]) -> Iterator[StudiedImage]:
+            seen.extend((one.spec.seed, one.start.first_step, one.loras is not None) for one in requests)
+            return super().generate(requests)
+
+    watched = StudyModel(Watched(model, Denoiser(model), 3), study_model(model).spec)
+    on_time: list[StudiedImage] = []
+    study = LatenessStudy(watched, prompts, (4, 7))
+    whole = LatenessStudy(study_model(model), prompts, (4, 7))
+
+    refused = study.lateness("it", lora, 7, on_time, ThresholdRule.MINIMUM)
+    again = study.lateness("it", lora, 4, on_time, ThresholdRule.MINIMUM)
+
+    assert (len(refused), len(again), len(on_time)) == (3, 3, 3)
+    images = [[(row, first, lora) for row in range(3)] for first, lora in ((0, False), (0, True), (7, True), (4, True))]
+    assert seen == [image for part in images for image in part]
+    all_late = whole.lateness("it", lora, 7, whole.on_time("it", lora))
+    assert len(all_late) == 8
+    for one, other in zip(refused, all_late[:3], strict=True):
+        assert (one.cosine, one.strength) == pytest.approx((other.cosine, other.strength), abs=1e-4)
 
 
 def test_steps_that_a_schedule_does_not_have_are_not_tried() -> None:

@@ -36,7 +36,7 @@ def test_study_settings_are_read_from_flags(tmp_path: Path) -> None:
         (ProfileKind.REUSE, 600, ThresholdRule.LOWER_BOUND),
         (ProfileKind.STEPS, 200, ThresholdRule.LOWER_BOUND),
         (ProfileKind.HANDOVER, 200, ThresholdRule.LOWER_BOUND),
-        (ProfileKind.LORA, 128, ThresholdRule.MEAN),
+        (ProfileKind.LORA, 64, ThresholdRule.MEAN),
     ],
 )
 def test_profile_settings_have_defaults_by_kind(
