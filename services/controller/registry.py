@@ -114,9 +114,12 @@ class Registry:
         return tuple(sorted(views, key=lambda view: view.replica.instance_id))
 
     def holders(self, digest: str, now_s: float, without: str) -> list[str]:
-        """Return the addresses of the live replicas that hold a component, but that of `without`."""
-        entries = [entry for entry in self._entries.values() if digest in entry.held and self._is_live(entry, now_s)]
-        return [entry.replica.address for entry in entries if entry.replica.instance_id != without]
+        """Return the addresses of the live replicas that hold a component, but that of `without`. Of draining ones only
+        if no other holds it: then its component moves before they end."""
+        entries = [entry for name, entry in self._entries.items() if name != without and digest in entry.held]
+        live = [entry for entry in entries if self._is_live(entry, now_s)]
+        staying = [entry for entry in live if not _is_draining(entry)]
+        return [entry.replica.address for entry in staying or live]
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """Return the time of the next end of a lease without a report; None without live replicas."""

@@ -1,5 +1,7 @@
 """Leases, generations and drains: which replicas may be planned with."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -149,6 +151,18 @@ def test_report_says_whether_the_plan_depends_on_it(
 def changes(*held: tuple[str, Tier], all_components: bool = False, name: str = "w1") -> ReplicaReport:
     components = tuple(HeldComponent(digest, tier, 10) for digest, tier in held)
     return ReplicaReport(name, 1, component_changes=components, all_components=all_components)
+
+
+def test_holders_have_a_draining_replica_only_where_no_other_holds_the_component(registry: Registry) -> None:
+    for name, digests in (("w1", "ab"), ("w2", "a")):
+        registry.register(replica(name), 0.0)
+        held = changes(*((digest, Tier.DISK) for digest in digests), all_components=True, name=name)
+        registry.report(replace(held, draining=name == "w1"), 0.0)
+
+    (staying,) = (view.replica.address for view in registry.live(0.0))
+    assert registry.holders("a", 0.0, "new") == [staying]
+    assert registry.holders("b", 0.0, "new") == [replica("w1").address]
+    assert registry.holders("b", 0.0, "w1") == []
 
 
 def test_holders_follow_the_reported_changes(registry: Registry) -> None:
