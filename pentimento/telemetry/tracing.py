@@ -240,5 +240,12 @@ def current_ids() -> tuple[str, str]:
     return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found is not None and found.is_valid else ("", "")
 
 
+def exemplar() -> dict[str, str] | None:
+    """Return the labels of the current trace for a metric's exemplar; None without a recorded one."""
+    api = _api() if _tracing is not None else None
+    found = api.get_current_span().get_span_context() if api is not None else None
+    return {"trace_id": f"{found.trace_id:032x}"} if found is not None and found.trace_flags.sampled else None
+
+
 def _api() -> Any:
     return sys.modules.get(API)

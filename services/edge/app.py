@@ -3,7 +3,8 @@
 import asyncio
 import time
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +14,7 @@ from pentimento.clients.frontdoor import FrontdoorClient
 from pentimento.domain.errors import Cancelled, NotFound
 from pentimento.rpc.errors import shutting_down
 from pentimento.stores.objects.store import FILES_PATH
-from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, begin_call
+from pentimento.telemetry.tracing import TRACEPARENT, TRACESTATE, begin_call, exemplar
 from services.edge.api.answers import ModelDocument, model_documents
 from services.edge.api.bodies import API_NAMES
 from services.edge.api.document import document_routes
@@ -77,7 +78,9 @@ def health_routes(parts: EdgeParts) -> list[BaseRoute]:
         """Return this process's metrics, if the caller may read the frontdoor's status."""
         async with parts.frontdoor.channel(token_of(request)) as channel:
             await FrontdoorClient(channel).status(STATUS_TIMEOUT_S)
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        # Only OpenMetrics carries exemplars.
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(REGISTRY), media_type=media_type)
 
     return [Route("/health", health), Route("/ready", ready), Route("/metrics", metrics)]
 
@@ -224,4 +227,4 @@ def count(scope: Scope, status: int, seconds: float) -> None:
     """Count a request by its route; its path, which the client chooses, must not become a label."""
     name = route_of(scope)
     HTTP_REQUESTS.labels(name, str(status)).inc()
-    HTTP_SECONDS.labels(name).observe(seconds)
+    HTTP_SECONDS.labels(name).observe(seconds, exemplar())

@@ -24,6 +24,7 @@ from pentimento.domain.jobs import RequestState
 from pentimento.domain.reasons import Reason
 from pentimento.stores.errors import FULL_RETRY_MS
 from pentimento.stores.ledger import Journal
+from pentimento.telemetry.tracing import exemplar
 from pentimento.wire.codec import from_bytes
 from services.frontdoor.answers.audience import Audience, Listener
 from services.frontdoor.metrics import REQUEST_SECONDS, REQUESTS
@@ -226,4 +227,5 @@ class Deliveries:
 
     def _count(self, job: Job, state: RequestState) -> None:
         REQUESTS.labels(state.value).inc()
-        REQUEST_SECONDS.labels(state.value).observe(self.clock.monotonic() - job.request.arrived_at)
+        seconds = self.clock.monotonic() - job.request.arrived_at
+        REQUEST_SECONDS.labels(state.value).observe(seconds, job.context.run(exemplar))
