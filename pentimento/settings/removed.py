@@ -69,6 +69,7 @@ REMOVED = {
     "lora_bounds": "`profiles` names files of all kinds",
     "lora_cache_dir": "`component_cache_dir` holds uploaded LoRAs",
     "lora_cache_mib": "`component_disk_mib` bounds the disk for components",
+    "make_signing_key": "a frontdoor over SQLite and without cells makes a missing `signing_key_file`",
     "maintenance_interval_s": "a round begins a second after the last one",
     "match_predictor_file": "the predictor learns again after a restart",
     "match_predictor_generation_s": "a missed hit counts as 10 s",

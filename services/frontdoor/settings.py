@@ -16,7 +16,6 @@ from pentimento.settings import setting
 # Settings that need another one.
 NEEDED = {
     "webhook_hosts": "signing_key_file",
-    "make_signing_key": "signing_key_file",
     "c2pa_timestamp_url": "c2pa_certificate_file",
     "safety_checks": "discriminator_addresses",
 }
@@ -227,9 +226,10 @@ class FrontdoorSettings:
         "", help="RFC 3161 timestamp authority, called for each signed image; empty: none"
     )
     signing_key_file: Path | None = setting(
-        None, help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line"
+        None,
+        help="file of signing keys for addresses and webhooks, 64 hexadecimal digits a line; if it is missing, a "
+        "frontdoor over SQLite and without cells makes it",
     )
-    make_signing_key: bool = setting(False, help="create that file if it is missing")
     webhook_hosts: tuple[str, ...] = setting(
         (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT, without TLS http://NAME; empty: none"
     )
@@ -259,6 +259,11 @@ class FrontdoorSettings:
         if self.cells and self.frontdoor_id not in found.addresses:
             raise ValueError(f"--cells must have --frontdoor-id, got none named {self.frontdoor_id!r:.80}")
         return found
+
+    @property
+    def makes_signing_key(self) -> bool:
+        """Return whether no frontdoor elsewhere needs the same keys: cells do, and standbys over PostgreSQL."""
+        return not self.cells and self.ledger_url.startswith("sqlite:")
 
     def _check_admin(self) -> None:
         for address in self.admin_listen:

@@ -98,11 +98,14 @@ QUARANTINE_S = 3600.0
 
 def signing_keys(settings: FrontdoorSettings) -> SharedKeys | None:
     """Return the source of the keys for addresses and webhooks; None without a file."""
-    if settings.signing_key_file is None:
+    path = settings.signing_key_file
+    if path is None:
         return None
-    if settings.make_signing_key:
-        keep_signing_keys(settings.signing_key_file)
-    return kept_signing_keys(settings.signing_key_file)
+    if settings.makes_signing_key:
+        keep_signing_keys(path)
+    elif not path.exists():
+        raise InvalidArgument.of("signing_key_file", f"must exist with cells, and over PostgreSQL: {path} is missing")
+    return kept_signing_keys(path)
 
 
 def wire(settings: FrontdoorSettings, journal: Journal, epoch: int, fixed: FixedLimits = FIXED) -> Frontdoor:

@@ -59,7 +59,7 @@ def test_embedded_frontdoor_makes_signing_key_in_writable_volume() -> None:
     frontdoor, edge = services(EMBEDDED)["frontdoor"], services(EMBEDDED)["edge"]
     folder = str(Path(frontdoor["environment"]["PENTIMENTO_FRONTDOOR_SIGNING_KEY_FILE"]).parent)
 
-    assert frontdoor["environment"]["PENTIMENTO_FRONTDOOR_MAKE_SIGNING_KEY"] == "true"
+    assert frontdoor["environment"]["PENTIMENTO_FRONTDOOR_LEDGER_URL"].startswith("sqlite:")
     assert f"keys:{folder}" in frontdoor["volumes"] and f"keys:{folder}:ro" in edge["volumes"]
     assert "keys" in read(EMBEDDED)["volumes"] and folder in directories_of_images()
 

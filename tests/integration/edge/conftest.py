@@ -87,7 +87,7 @@ async def edge_before(folder: Path, worker: PacedWorker, limits: dict[str, Any])
     from lab.fixtures.edge_suite import running_edge
 
     async with (
-        running_suite(folder, signing_key_file=folder / "keys", make_signing_key=True) as suite,
+        running_suite(folder, signing_key_file=folder / "keys") as suite,
         running_edge(folder, f"unix:{folder / 'f'}", **files_of(folder), **limits) as running,
     ):
         url = f"http://{running.listener.address}"

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab.fixtures.frontdoor_suite import REQUEST, running_suite
+from lab.fixtures.frontdoor_suite import REQUEST, running_suite, settings_of
 from lab.fixtures.paced_worker import PacedWorker
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied
 from pentimento.files.ed25519_keys import new_signing_key, read_signing_keys
 from pentimento.rpc import watched_file
 from pentimento.stores.objects import open_objects
 from pentimento.stores.objects.store import FILES_PATH, PathSigner
+from services.frontdoor.wiring import signing_keys
 
 
 @pytest.fixture
@@ -32,6 +34,30 @@ async def test_url_returns_image_until_it_expires(folder: Path, keys: Path, work
     assert signed.media_type == "image/png"
     assert signed.expires_at * 1000 == result.expires_at_ms
     assert open_objects(f"file://{folder / 'objects'}").get(signed.reference) == completed.image
+
+
+@pytest.mark.parametrize(
+    ("changes", "made"),
+    [
+        ({}, True),
+        ({"ledger_url": "postgresql+psycopg://user@host/database"}, False),
+        ({"cells": ("a=127.0.0.1:1", "b=127.0.0.1:2"), "frontdoor_id": "a"}, False),
+    ],
+    ids=["sqlite", "postgresql", "cells"],
+)
+def test_missing_key_is_made_by_the_only_frontdoor(folder: Path, changes: dict[str, Any], made: bool) -> None:
+    path = folder / "keys"
+    settings = settings_of(folder, signing_key_file=path, **changes)
+
+    if made:
+        keys = signing_keys(settings)
+        assert keys is not None and keys() == read_signing_keys(path) and path.stat().st_mode & 0o777 == 0o600
+        return
+    with pytest.raises(InvalidArgument, match=r"signing_key_file: must exist with cells, and over PostgreSQL: .*/keys"):
+        signing_keys(settings)
+    path.write_text(new_signing_key())
+    keys = signing_keys(settings)
+    assert keys is not None and keys() == read_signing_keys(path)
 
 
 async def test_urls_are_signed_by_current_first_key(

@@ -198,9 +198,6 @@ PENTIMENTO_FRONTDOOR_RECEIPT_KEY_FILE: {{ include "pentimento.secretFile" "recei
 {{- if .root.Values.secrets.c2paCertificate.key }}
 PENTIMENTO_FRONTDOOR_C2PA_CERTIFICATE_FILE: {{ include "pentimento.secretFile" "c2pa_certificate" }}
 {{- end }}
-{{- if eq .root.Values.stores.kind "embedded" }}
-PENTIMENTO_FRONTDOOR_MAKE_SIGNING_KEY: "true"
-{{- end }}
 {{ include "pentimento.env.s3" (merge (dict "file" "s3_credentials") .) }}
 {{- end }}
 
