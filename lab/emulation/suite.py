@@ -119,7 +119,7 @@ class EmulatedSuite:
 
     def _worker(self, settings: SuiteSettings, state: StateDirectory, devices: str, number: int) -> ProcessSpec:
         objects, grants = objects_url(settings, state), settings.grant_key_file
-        flags = {"devices": devices, "objects-url": objects, "grant-key-file": grants}
+        flags = {"fleet": f"{self.fleet.path}#{devices}", "objects-url": objects, "grant-key-file": grants}
         return self._process(settings, state, f"{devices}-{number}", _WORKER, flags)
 
     def _process(

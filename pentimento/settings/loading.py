@@ -33,7 +33,7 @@ KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind if kind is not Repli
 # Settings of some services that look like misspelt ones of others; a test checks that the list is complete.
 ALIKE = frozenset(
     {
-        *("cascade", "cascades", "device", "devices", "default_deadline_s"),
+        *("cascade", "cascades", "default_deadline_s"),
         *("tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
     }
 )

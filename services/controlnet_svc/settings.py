@@ -53,7 +53,7 @@ class ControlNetSettings:
         help="memory for weights and batches; 0: 90 % of the device (of ControlNets half), shared by its processes",
         minimum=0,
     )
-    max_streams: int = setting(32, help="open streams (credits)", minimum=1, maximum=1024)
+    credits: int = setting(32, help="open streams", minimum=1, maximum=1024)
     max_batch: int = setting(8, help="requests or streams that share a denoising step", minimum=1, maximum=64)
     shared_memory_dir: str = setting(
         str(DEFAULT_DIRECTORY),

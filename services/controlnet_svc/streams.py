@@ -131,13 +131,13 @@ class ControlNets:
         self,
         shelf: NetworkShelf,
         compute: ComputeThread,
-        max_streams: int,
+        credits: int,
         changed: Callable[[], None],
         depth: DepthModel | None = None,
     ) -> None:
         self.shelf = shelf
         self.compute = compute
-        self.max_streams = max_streams
+        self.credits = credits
         self.open_count = 0
         self.draining = False
         self._changed = changed
@@ -148,7 +148,7 @@ class ControlNets:
 
     @property
     def credit_count(self) -> int:
-        return 0 if self.draining else self.max_streams
+        return 0 if self.draining else self.credits
 
     @asynccontextmanager
     async def opened(self, order: StreamOrder) -> AsyncIterator[OpenedStream]:
@@ -177,8 +177,8 @@ class ControlNets:
     def _take_credit(self) -> None:
         if self.draining:
             raise Unavailable(Reason.DRAINING, "the ControlNet service is stopping", retry_after_ms=500)
-        if self.open_count >= self.max_streams:
-            message = f"at most {self.max_streams} streams may be open"
+        if self.open_count >= self.credits:
+            message = f"at most {self.credits} streams may be open"
             raise ResourceExhausted("NO_CREDIT", message, retry_after_ms=100)
         self._count_streams(1)
         self._all_closed.clear()

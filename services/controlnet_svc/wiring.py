@@ -113,7 +113,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     # Every stream of the credits may be receiving the largest message at the same time.
-    bounds = room_for_streams(settings.max_streams, MAX_REQUEST_BYTES)
+    bounds = room_for_streams(settings.credits, MAX_REQUEST_BYTES)
     server = RpcServer(settings.rpc, "controlnet_svc", bounds=bounds)
     news, busy = CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
@@ -123,7 +123,7 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
         networks, budget_bytes = with_depth(networks, depth.digest), budget_bytes - depth.memory_bytes
     compute = ComputeThread(settings.max_batch, busy.add)
     shelf = NetworkShelf(networks, budget_bytes, news.changed)
-    controlnets = ControlNets(shelf, compute, settings.max_streams, news.changed, depth)
+    controlnets = ControlNets(shelf, compute, settings.credits, news.changed, depth)
     regions = region_directory(settings.shared_memory_dir, device if settings.share_device_memory else None)
     servicer = ControlNetServicer(controlnets, news, regions, server.instance_id, source.outgoing)
     server.add(add_ControlNetServiceServicer_to_server, servicer, FULL_NAME)

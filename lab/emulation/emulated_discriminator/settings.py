@@ -12,7 +12,7 @@ from pentimento.settings import setting
 class EmulatedDiscriminatorSettings:
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
+    fleet: Path = setting(help="TOML file of the fleet; of a worker FILE#NAME, the name of its [[devices]]")
     controller_address: str = setting("", help="controller, and its standbys; empty: none")
     advertise_address: str = setting(
         "", help="address for other processes; empty: the first of listen, with the host's name"

@@ -1,4 +1,4 @@
-"""`python -m lab.emulation.emulated_worker --fleet FILE --devices NAME`: a worker that stands for a device that is not
+"""`python -m lab.emulation.emulated_worker --fleet FILE#NAME`: a worker that stands for a device that is not
 here. Starts without torch."""
 
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings

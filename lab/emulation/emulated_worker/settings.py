@@ -14,8 +14,7 @@ class EmulatedWorkerSettings:
 
     rpc: RpcServerSettings
     channels: RpcChannelSettings
-    fleet: Path = setting(help="TOML file of the fleet", must_exist=True)
-    devices: str = setting(help="name of the [[devices]] entry to emulate")
+    fleet: Path = setting(help="TOML file of the fleet; of a worker FILE#NAME, the name of its [[devices]]")
     objects_url: str = setting(
         "file:///var/lib/pentimento/objects",
         help="object store: file:///directory or s3://bucket/prefix[?endpoint=…&region=…]; controller, empty: none",

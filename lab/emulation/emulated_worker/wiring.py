@@ -1,9 +1,12 @@
 """Build an emulated worker: the real worker with an emulated backend."""
 
+from pathlib import Path
+
 from lab.emulation.emulated_worker.backend import PROGRESS_INTERVAL_S, EmulatedBackend
 from lab.emulation.emulated_worker.model import model_cost
 from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
 from lab.emulation.fleet_file import EmulatedDevices, EmulatedFleet, largest_batch, read_fleet
+from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import ModelCost
 from services.unet_worker import metrics
 from services.unet_worker.process import WorkerIdentity, WorkerProcess
@@ -47,8 +50,11 @@ class EmulatedModels:
 
 def wire(settings: EmulatedWorkerSettings, progress_interval_s: float = PROGRESS_INTERVAL_S) -> WorkerProcess:
     """Build the process, inside its event loop. Raises InvalidArgument or NotFound for the fleet's file."""
-    fleet = read_fleet(settings.fleet)
-    devices = fleet.devices_named(settings.devices)
+    file, mark, name = str(settings.fleet).rpartition("#")
+    if not mark:
+        raise InvalidArgument.of("fleet", f"must be FILE#NAME, the name of its [[devices]], got {file or name}")
+    fleet = read_fleet(Path(file))
+    devices = fleet.devices_named(name)
     credits = settings.credits or (0 if fleet.step_batching else _one_batch(fleet, devices))
     return WorkerProcess(settings, EmulatedModels(settings, fleet, devices, progress_interval_s), credits)
 

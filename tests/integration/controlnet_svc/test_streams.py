@@ -222,7 +222,7 @@ async def test_latent_of_another_stream_ends_the_stream(
     await all_closed(shared_service.client)
 
 
-@pytest.mark.parametrize("overrides", [{"max_streams": 1}])
+@pytest.mark.parametrize("overrides", [{"credits": 1}])
 async def test_streams_beyond_the_credits_are_refused_and_welcome_later(service: Service) -> None:
     first = await service.client.open_stream(request_for(), 1, OPEN_S)
 

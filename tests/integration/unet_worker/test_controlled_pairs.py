@@ -198,7 +198,7 @@ def latent_shape(parts: Parts) -> tuple[int, ...]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def narrow_replica(parts: Parts) -> AsyncIterator[Replica]:
     """Start a replica that holds a single stream."""
-    replica = start_replica(parts.folder, "--max-streams", "1")
+    replica = start_replica(parts.folder, "--credits", "1")
     await serving(replica)
     yield replica
     replica.process.kill()

@@ -80,7 +80,7 @@ async def serve(fleet_file: Path, **settings: Any) -> AsyncIterator[Emulated]:
     rpc, channels = RpcServerSettings(listen=(address,)), RpcChannelSettings()
     objects_url = f"file://{directory / 'objects'}"
     process = wire(
-        EmulatedWorkerSettings(rpc, channels, fleet_file, "small", objects_url=objects_url, **settings),
+        EmulatedWorkerSettings(rpc, channels, Path(f"{fleet_file}#small"), objects_url=objects_url, **settings),
         progress_interval_s=0.0,
     )
     await process.server.start()

@@ -179,8 +179,7 @@ def begin_policy(controller: ControllerProcess) -> None:
 def worker_of(folder: Path, number: int, controller_address: str) -> EmulatedWorkerSettings:
     return EmulatedWorkerSettings(
         *rpc_of(folder, f"w{number}"),
-        folder / "fleet.toml",
-        "d",
+        folder / "fleet.toml#d",
         objects_url=f"file://{folder / 'objects'}",
         controller_address=controller_address,
     )

@@ -46,8 +46,7 @@ async def test_two_workers_serve_four_models(directory: Path) -> None:
         for name in ("w1", "w2"):
             own = EmulatedWorkerSettings(
                 *rpc_of(directory, name),
-                directory / "fleet.toml",
-                "w",
+                directory / "fleet.toml#w",
                 objects_url=f"file://{directory / 'objects'}",
                 controller_address=f"unix:{directory / 'c'}",
             )

@@ -29,8 +29,7 @@ models = ["{0}"]
 def worker_of(folder: Path, name: str, model: str) -> EmulatedWorkerSettings:
     return EmulatedWorkerSettings(
         *rpc_of(folder, name),
-        folder / "fleet.toml",
-        f"{model}-alone",
+        folder / f"fleet.toml#{model}-alone",
         objects_url=f"file://{folder / 'objects'}",
         controller_address=f"unix:{folder / 'c'}",
     )

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from lab.emulation.emulated_worker.model import model_cost
+from lab.emulation.emulated_worker.settings import EmulatedWorkerSettings
+from lab.emulation.emulated_worker.wiring import wire
 from lab.emulation.fleet_file import label_of, read_fleet
 from lab.fixtures.frontdoor_suite import until
 from pentimento.domain.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound
@@ -32,6 +34,7 @@ from pentimento.domain.generation import (
     Scheduler,
     Start,
 )
+from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from tests.lab.emulated_fleet.conftest import Emulated, held_steps
 from tests.support.calls import result_of
 
@@ -266,3 +269,14 @@ async def test_a_plan_bounds_its_batches(worker: Emulated) -> None:
         counts.append((await credits_of(worker)).credit_count)
 
     assert counts == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("", r"fleet: must be FILE#NAME, .*, got .*fleet\.toml$"), ("#tiny", "must be one of .*, got 'tiny'")],
+)
+async def test_fleet_without_devices_of_that_name_is_rejected(fleet_file: Path, name: str, words: str) -> None:
+    settings = EmulatedWorkerSettings(RpcServerSettings(), RpcChannelSettings(), Path(f"{fleet_file}{name}"))
+
+    with pytest.raises(InvalidArgument, match=words):
+        wire(settings)

@@ -87,7 +87,7 @@ def test_suite_has_a_worker_per_device(suite: Suite) -> None:
     names = [process.name for process in suite.processes]
 
     assert names == ["controller", "slow-0", "slow-1", "fast-0", "discriminator-0", "discriminator-1", "frontdoor"]
-    assert flags_of(suite, "slow-1")["--devices"] == "slow"
+    assert flags_of(suite, "slow-1")["--fleet"].endswith("fleet.toml#slow")
     assert "--gateway-address" not in flags_of(suite, "frontdoor")
 
 
