@@ -31,6 +31,8 @@ SUBCOMMANDS = {
     "token": "make tokens",
     "tenant": "manage tenants, their keys and quotas, and show usage",
     "journal": "renew a journal that was lost or restored",
+    "backup": "copy a suite's ledgers and objects while it serves",
+    "restore": "write a backup to empty stores",
     "simulate": "play a scenario in virtual time",
     "profile": "measure a model: costs, reuse, skipped steps, hand-overs, late LoRAs",
     "discriminator": "train a cascade's discriminator on the images that the suite compared",
@@ -42,7 +44,7 @@ SUBCOMMANDS = {
 MODULES = {
     **dict.fromkeys(("pin", "unpin"), "replay"),
     **dict.fromkeys(("down", "scale"), "control"),
-    **dict.fromkeys(("serve", "journal", "profile", "bench", "zoo", "completion"), "programs"),
+    **dict.fromkeys(("serve", "journal", "backup", "restore", "profile", "bench", "zoo", "completion"), "programs"),
 }
 # Subcommands of entry points.
 PLUGINS = frozenset({"simulate"})

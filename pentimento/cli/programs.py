@@ -86,6 +86,24 @@ def renew(flags: tuple[str, ...]) -> None:
     become("services.frontdoor.renewal", flags)
 
 
+@click.command(cls=ForwardingCommand, context_settings=FORWARDED)
+@click.argument("folder")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def backup(folder: str, flags: tuple[str, ...]) -> None:
+    """Copy a serving suite's ledgers and objects to a new FOLDER: `--ledger-url URL` for each ledger, `--objects-url
+    URL` for each object store, `--key-file FILE` for each key to include."""
+    become("pentimento.stores.backup", ("backup", folder, *flags))
+
+
+@click.command(cls=ForwardingCommand, context_settings=FORWARDED)
+@click.argument("folder")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def restore(folder: str, flags: tuple[str, ...]) -> None:
+    """Write the backup in FOLDER to empty stores while no process uses them: the `--ledger-url` and `--objects-url` of
+    the backup, in the same order; `--above EPOCH` if workers reject the restored journal (STALE_EPOCH)."""
+    become("pentimento.stores.backup", ("restore", folder, *flags))
+
+
 # Module and help of each subcommand of `zoo`.
 ZOO = {
     "list": ("zoo.inventory", "the parts, their requirements and progress"),

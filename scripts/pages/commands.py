@@ -30,6 +30,7 @@ HANDED_ON = {
     ("profile",): "services.unet_worker.profiling",
     ("simulate",): "lab.simulator",
     ("journal", "renew"): "services.frontdoor.renewal",
+    **dict.fromkeys((("backup",), ("restore",)), "pentimento.stores.backup"),
     **{("zoo", name): module for name, (module, _) in ZOO.items()},
 }
 COMPOSE = {"build", "down", "exec", "logs", "ls", "ps", "pull", "restart", "run", "stop", "up"}

@@ -139,14 +139,11 @@ class S3ObjectStore:
 
     def get(self, reference: ObjectReference) -> bytes:
         """Return the bytes, checked. Raises ObjectMissing, ObjectCorrupt."""
-        key = check_key(reference.key)
-        with typed_errors(key):
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
-            with closing(answer["Body"]) as body:
-                _require_tag(answer)
-                check_size(reference, answer["ContentLength"])
-                data = body.read()
-        return verify(reference, data)
+        return verify(reference, self._read(reference.key, reference))
+
+    def get_unverified(self, key: str) -> bytes:
+        """Return the bytes, unchecked. Raises ObjectMissing."""
+        return self._read(key, None)
 
     def read_into(self, reference: ObjectReference, offset: int, buffer: bytearray | memoryview) -> None:
         """Read a range of the object into the buffer. Raises ObjectMissing, ObjectCorrupt."""
@@ -223,6 +220,17 @@ class S3ObjectStore:
         with typed_errors(""):
             unfinished = [f"unfinished upload of {name}" for name, _, _ in self._unfinished_uploads()]
         return unfinished + list(broken_references(self, references))
+
+    def _read(self, key: str, expected: ObjectReference | None) -> bytes:
+        """Return an object's bytes, of the expected size if there is a reference."""
+        with typed_errors(check_key(key)):
+            answer = self._client.get_object(**self._place(key))
+            with closing(answer["Body"]) as body:
+                _require_tag(answer)
+                if expected is not None:
+                    check_size(expected, answer["ContentLength"])
+                data: bytes = body.read()
+                return data
 
     def _place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
