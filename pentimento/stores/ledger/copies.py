@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Connection, inspect, make_url, text
+from sqlalchemy import Connection, column, func, inspect, make_url, select, table
 from sqlalchemy.exc import ArgumentError
 
 from pentimento.domain.errors import FailedPrecondition, InvalidArgument
@@ -19,8 +19,13 @@ from pentimento.files.private_files import flush, make_private_directory
 from pentimento.stores.errors import StoreUnavailable, disk_errors
 from pentimento.stores.ledger.database import open_engine
 from pentimento.stores.ledger.errors import typed_errors
+from pentimento.stores.ledger.statements import Statement
 
-_COMPONENTS = "SELECT component FROM schema_versions WHERE version > 0 ORDER BY component"
+_COMPONENTS = "SELECT component FROM schema_versions WHERE version > 0"
+_STORED_COMPONENTS = Statement(
+    select(column("component")).select_from(table("schema_versions")).where(column("version") > 0)
+)
+_SCHEMA = Statement(select(func.current_schema()))
 
 
 def kind_of(url: str) -> str:
@@ -36,8 +41,8 @@ def copy_ledger(url: str, file: Path) -> list[str]:
     with _connected(url) as connection:
         if not inspect(connection).has_table("schema_versions"):
             raise _no_ledger()
-        components = list(connection.execute(text(_COMPONENTS)).scalars())
-    # A pattern, in which quotes make every letter stand for itself.
+        components = [str(name) for name in _STORED_COMPONENTS.scalars(connection)]
+    # The flag takes a pattern; quotes turn its wildcards off.
     _run("pg_dump", url, '--schema="{schema}"', "--format=custom", f"--file={file}")
     flush(file)
     return components
@@ -130,13 +135,13 @@ def _run(program: str, url: str, schema_flag: str, *arguments: str) -> None:
     from psycopg.conninfo import make_conninfo
 
     with _connected(url) as connection:
-        schema = connection.execute(text("SELECT current_schema()")).scalar_one()
+        schema = _SCHEMA.scalar(connection)
         place = connection.dialect.create_connect_args(connection.engine.url)[1]
     # Every user of the host can read a process's arguments.
     password = {"PGPASSWORD": str(place.pop("password"))} if "password" in place else {}
     # SQLAlchemy's own adapters of types.
     place.pop("context", None)
-    place |= {"target_session_attrs": "read-write"}
+    place["target_session_attrs"] = "read-write"
     command = [program, f"--dbname={make_conninfo(**place)}", schema_flag.format(schema=schema), *arguments]
     try:
         done = subprocess.run(command, env={**os.environ, **password}, capture_output=True, text=True, check=False)
