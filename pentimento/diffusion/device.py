@@ -66,13 +66,23 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def memory_budget_bytes(device: torch.device, budget_mib: int, sharer_count: int = 1) -> int:
-    """Return the memory for weights and batches: the setting, else a sharer's part of nine tenths of the device's
-    memory, or, on the CPU, of the control group's limit."""
+def memory_budget_bytes(
+    device: torch.device, budget_mib: int, sharer_count: int = 1, share: float = BUDGET_SHARE
+) -> int:
+    """Return the memory for weights and batches: the setting, else a sharer's part of that share of the device, at most
+    what other processes leave free; on the CPU, of the control group's limit."""
     if budget_mib:
         return budget_mib * 2**20
-    total = device_memory(device).total_bytes
-    return int(min(total, _group_limit_bytes(total) if device.type == "cpu" else total) * BUDGET_SHARE / sharer_count)
+    memory = device_memory(device)
+    if device.type == "cuda":
+        return sharers_budget(memory, torch.cuda.memory_reserved(device), share, sharer_count)
+    return int(min(memory.total_bytes, _group_limit_bytes(memory.total_bytes)) * share / sharer_count)
+
+
+def sharers_budget(memory: DeviceMemory, own_bytes: int, share: float, sharer_count: int) -> int:
+    """Return one of `sharer_count` processes' part of a share of the memory, at most the free memory and its own."""
+    free_bytes = memory.total_bytes - memory.used_bytes
+    return min(int(memory.total_bytes * share / sharer_count), free_bytes + own_bytes)
 
 
 def _group_limit_bytes(default: int) -> int:

@@ -5,6 +5,7 @@ and handles of CUDA's inter-process communication. Two processes on one GPU reco
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.supervisor.suite_settings import ProcessSpec
 
 CPU = "cpu"
+# The most that services take as --claims-per-device.
+MOST_SHARERS = 64
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 _NUMBER = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,80}", re.ASCII)
@@ -59,6 +62,16 @@ def placed(spec: ProcessSpec, others: Iterable[ProcessSpec]) -> ProcessSpec:
         return there.count((device, True)), sum(device == other for other, _ in there)
 
     return replace(spec, device=min(spec.devices, key=load))
+
+
+def most_sharers(lists: Iterable[tuple[str, ...] | None]) -> int:
+    """Return the most processes of one kind on a GPU when each takes the GPU of its list with the fewest; at most
+    MOST_SHARERS. A list of None is the first GPU; an empty one is the CPU."""
+    there = Counter[str]()
+    for devices in lists:
+        if devices != ():
+            there[min(devices or ("",), key=there.__getitem__)] += 1
+    return min(max(there.values(), default=1), MOST_SHARERS)
 
 
 def environment_of(spec: ProcessSpec, environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pentimento.rpc.settings import RpcServerSettings, is_local
 from pentimento.settings import setting
 from pentimento.settings.loading import setting_of
 from pentimento.supervisor.cells import cell_lists, cell_names
-from pentimento.supervisor.devices import CPU
+from pentimento.supervisor.devices import CPU, most_sharers
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import MAX_SOCKET_NAME, StateDirectory
 from pentimento.supervisor.suite_settings import ProcessSpec, ReplicaGroup, Suite, SuiteSettings
@@ -187,13 +187,14 @@ def gateway(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
 
 def controlnet_replica(settings: SuiteSettings, state: StateDirectory, number: int) -> ProcessSpec:
     """Return one ControlNet service."""
-    name, module = f"controlnet-{number}", "services.controlnet_svc"
+    name, module, module_name = f"controlnet-{number}", "services.controlnet_svc", "controlnet_svc"
     flags = {
         "controlnets": settings.controlnets,
         "threads": settings.threads,
         "component-cache-dir": state.path / "components",
+        "claims-per-device": most_sharers([settings.devices_of(module_name)] * settings.controlnet_copies),
     }
-    return process_of(settings, state, name, module, CACHE_STAGE, flags, on="controlnet_svc")
+    return process_of(settings, state, name, module, CACHE_STAGE, flags, on=module_name)
 
 
 def controller(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
@@ -252,10 +253,23 @@ def worker(settings: SuiteSettings, state: StateDirectory, model: ModelDirectory
         "other-models": listed("model", others) if is_planned else "",
         "profiles": settings.profiles,
         "component-cache-dir": state.path / "components",
+        "claims-per-device": most_sharers(worker_devices(settings)),
         "grant-key-file": settings.grant_key_file,
     }
     name, on = f"{model.name}-{number}", f"unet_worker/{model.name}"
     return process_of(settings, state, name, "services.unet_worker", WORKER_STAGE, flags, on=on)
+
+
+def worker_devices(settings: SuiteSettings) -> list[tuple[str, ...] | None]:
+    """Return the GPUs that each worker may use, in start order."""
+    copies, models = settings.copies, settings.models
+    any_model = settings.policy == ANY_MODEL_POLICY
+    held = (
+        [models[number % len(models)] for number in range(copies)]
+        if any_model
+        else [model for model in models for _ in range(copies)]
+    )
+    return [settings.devices_of(f"unet_worker/{model.name}") for model in held]
 
 
 def discriminator(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:

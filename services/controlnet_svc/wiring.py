@@ -16,7 +16,7 @@ from pentimento.devices.choices import CompileMode
 from pentimento.devices.claims import visible_gpus
 from pentimento.diffusion.controlnets import PLAIN, ControlNetForm
 from pentimento.diffusion.controlnets.depth import DepthModel, load_depth_model
-from pentimento.diffusion.device import choose_device, choose_dtype, device_memory
+from pentimento.diffusion.device import choose_device, choose_dtype, device_memory, memory_budget_bytes
 from pentimento.diffusion.engine.captured import cuda_recorder, replaying
 from pentimento.diffusion.kernels import usual_kernels
 from pentimento.domain.errors import InvalidArgument
@@ -117,7 +117,8 @@ def wire(settings: ControlNetSettings, source: NetworkSource = REGISTERED) -> Co
     server = RpcServer(settings.rpc, "controlnet_svc", bounds=bounds)
     news, busy = CreditNews(), BusyMeter(time.monotonic)
     networks = source.networks(settings, device, dtype)
-    budget_bytes = _budget_bytes(settings.memory_budget_mib, device)
+    sharers = settings.claims_per_device if device.type == "cuda" else 1
+    budget_bytes = memory_budget_bytes(device, settings.memory_budget_mib, sharers, BUDGET_SHARE)
     depth = source.depth(settings, device, dtype)
     if depth is not None:
         networks, budget_bytes = with_depth(networks, depth.digest), budget_bytes - depth.memory_bytes
@@ -165,7 +166,3 @@ def _reported(report: ReplicaReport, controlnets: ControlNets, busy: BusyMeter) 
         completed_count=controlnets.compute.step_count,
         draining=controlnets.draining,
     )
-
-
-def _budget_bytes(budget_mib: int, device: torch.device) -> int:
-    return budget_mib * 2**20 if budget_mib else int(device_memory(device).total_bytes * BUDGET_SHARE)

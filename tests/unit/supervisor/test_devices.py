@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pentimento.cli.up import up
 from pentimento.domain.errors import InvalidArgument
-from pentimento.supervisor.devices import environment_of, placed, read_devices, read_places
+from pentimento.supervisor.devices import environment_of, most_sharers, placed, read_devices, read_places
 from pentimento.supervisor.models import ModelDirectory
 from pentimento.supervisor.state import StateDirectory
 from pentimento.supervisor.suite import plan_suite
@@ -122,3 +122,42 @@ def test_up_rejects_contradicting_devices(flags: list[str], message: str, tmp_pa
 
     assert done.exit_code != 0
     assert message in f"{done.output}{done.exception}"
+
+
+@pytest.mark.parametrize(
+    ("lists", "most"),
+    [
+        ([], 1),
+        ([()] * 3, 1),
+        ([None] * 3, 3),
+        ([None] * 65, 64),
+        ([("0", "1", "2", "3")] * 4, 1),
+        ([("0", "1", "2", "3")] * 5, 2),
+        ([("0", "1"), ("0",), ("0",)], 3),
+        ([("0",), ("0", "1"), ()], 1),
+    ],
+)
+def test_most_sharers_counts_processes_of_fullest_gpu(lists: list[tuple[str, ...] | None], most: int) -> None:
+    assert most_sharers(lists) == most
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "controlnets"),
+    [
+        ({"copies": 2, "controlnet_copies": 3}, "4", "3"),
+        ({"copies": 2, "controlnet_copies": 3, "devices": ("0", "1")}, "2", "2"),
+        ({"copies": 2, "devices": ("0", "1", "2", "3")}, "1", "1"),
+        ({"copies": 3, "policy": "many-models", "devices": ("0", "1")}, "2", "1"),
+        ({"copies": 2, "places": {"unet_worker/heavy": ("0",), "unet_worker/light": ("1", "2")}}, "2", "1"),
+    ],
+)
+def test_processes_know_how_many_share_their_gpu(
+    tmp_path: Path, options: dict[str, Any], workers: str, controlnets: str
+) -> None:
+    found = {
+        (spec.module.rpartition(".")[2], spec.arguments[spec.arguments.index("--claims-per-device") + 1])
+        for spec in suite_of(tmp_path, **options)
+        if spec.module in ("services.unet_worker", "services.controlnet_svc")
+    }
+
+    assert found == {("unet_worker", workers), ("controlnet_svc", controlnets)}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from pentimento.devices.choices import CompileMode
+from pentimento.devices.choices import CompileMode, DeviceMemory
 from pentimento.diffusion import device
-from pentimento.diffusion.device import free_host_bytes, memory_budget_bytes
+from pentimento.diffusion.device import free_host_bytes, memory_budget_bytes, sharers_budget
 from pentimento.diffusion.engine import BatchLimits, CompiledDenoiser, Denoiser, MemoryModel, MemoryProbe, probe
 from pentimento.diffusion.families import BatchKey, DenoiserInput, DiffusionModel
 from pentimento.domain.errors import InvalidArgument
@@ -294,6 +294,26 @@ def test_free_host_bytes_are_least_of_host_and_control_group(
         monkeypatch.setattr(device, name, tmp_path / file)
 
     assert free_host_bytes() == free_bytes
+
+
+@pytest.mark.parametrize(
+    ("used", "own", "share", "sharers", "budget"),
+    [
+        (0, 0, 0.9, 1, 72),
+        (0, 0, 0.9, 2, 36),
+        (0, 0, 0.5, 4, 10),
+        # Another process has most of the device.
+        (60, 0, 0.9, 1, 20),
+        (60, 0, 0.9, 4, 18),
+        # This process may replace what it holds itself.
+        (60, 50, 0.9, 1, 70),
+        (80, 0, 0.9, 1, 0),
+    ],
+)
+def test_budget_of_shared_gpu_is_at_most_what_others_leave(
+    used: int, own: int, share: float, sharers: int, budget: int
+) -> None:
+    assert sharers_budget(DeviceMemory(used * 10**9, 80 * 10**9), own * 10**9, share, sharers) == budget * 10**9
 
 
 def test_a_budget_that_is_set_is_taken_as_it_is() -> None:
