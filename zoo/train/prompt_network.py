@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pentimento.diffusion.discriminators.network_training import TEMPERATURE, narrow_matching_network
+from pentimento.diffusion.discriminators.network_training import (
+    LAST_CHANNEL,
+    STAGES,
+    TEMPERATURE,
+    MatchingNetwork,
+)
+from pentimento.diffusion.discriminators.torchvision_networks import narrow_efficientnet
+from pentimento.diffusion.discriminators.writing import LABELS
 from zoo.drawing.dataset import as_pixels
 from zoo.train.discriminator import blurred
 from zoo.train.loop import TrainingPlan
@@ -58,7 +65,9 @@ class PromptNetworkPart:
 
     def __init__(self, images: NetworkImages, seed: int = 0, batch: int = BATCH) -> None:
         torch.manual_seed(seed)
-        self.module = narrow_matching_network(images.captions.shape[1]).to(memory_format=torch.channels_last)
+        network = narrow_efficientnet(STAGES, LAST_CHANNEL, len(LABELS))
+        module = MatchingNetwork(network, images.captions.shape[1])
+        self.module = module.to(memory_format=torch.channels_last)
         self.images = images
         self.counts = [round(share * batch) for share in SHARES]
 

@@ -73,14 +73,12 @@ class CaptionedImages:
     captions: Tensor
 
 
-def train_head(
-    data: HeadData, shown: CaptionedImages, plan: HeadPlan = HeadPlan(), hidden_width: int = HIDDEN_WIDTH
-) -> HeadNetwork:
+def train_head(data: HeadData, shown: CaptionedImages, plan: HeadPlan = HeadPlan()) -> HeadNetwork:
     """Return a head that separates as-good images from others by the prompt only, and reads embeddings from features as
     `shown` has them."""
     with torch.random.fork_rng():
         torch.manual_seed(plan.seed)
-        network = HeadNetwork(HeadShape(data.features.shape[1], data.prompts.shape[1], hidden_width))
+        network = HeadNetwork(HeadShape(data.features.shape[1], data.prompts.shape[1], HIDDEN_WIDTH))
         fit_reading(network, shown)
         learnt = [*network.before.parameters(), *network.foreseen.parameters()]
         optimiser = torch.optim.AdamW(learnt, plan.peak_rate, weight_decay=plan.weight_decay)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pentimento.diffusion.discriminators.torchvision_networks import NARROW, narrow_efficientnet
-from pentimento.diffusion.discriminators.writing import LABELS
+from pentimento.diffusion.discriminators.torchvision_networks import NARROW
 
 TEMPERATURE = 0.05
 SHIFT_SHARE = 1 / 20
@@ -49,11 +48,6 @@ class MatchingNetwork(nn.Module):
         """Return logits (n, labels) and embeddings (n, embedding_width) of pixels (n, 3, size, size) in -1..1."""
         features = self.network.avgpool(self.network.features(pixels)).flatten(1)
         return self.network.classifier(features), self.projection(features)
-
-
-def narrow_matching_network(embedding_width: int) -> MatchingNetwork:
-    """Return the zoo's narrow network, untrained."""
-    return MatchingNetwork(narrow_efficientnet(STAGES, LAST_CHANNEL, len(LABELS)), embedding_width)
 
 
 @dataclass(frozen=True)

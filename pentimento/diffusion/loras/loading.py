@@ -14,6 +14,7 @@ from pentimento.domain.errors import PentimentoError, Unavailable
 logger = logging.getLogger(__name__)
 
 ATTEMPT_COUNT = 2
+_THREAD_COUNT = 2
 # Loads are taken to be as long as their files: a measured time says more about the tier that it came from last time.
 BYTES_PER_S = 1e9
 
@@ -59,13 +60,12 @@ class LoraLoader:
         memory_bytes: int,
         arrived: Callable[[], None],
         rule: ComponentRule,
-        thread_count: int = 2,
     ) -> None:
         self._read = read
         self._memory_bytes = memory_bytes
         self._arrived = arrived
         self._rule = rule
-        self._threads = ThreadPoolExecutor(thread_count, thread_name_prefix="lora")
+        self._threads = ThreadPoolExecutor(_THREAD_COUNT, thread_name_prefix="lora")
         self._lock = threading.Lock()
         self._loads: dict[str, Future[Lora]] = {}
         # The loaded LoRAs.
