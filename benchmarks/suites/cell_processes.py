@@ -53,12 +53,19 @@ class CellProcesses:
     def address(self, name: str) -> str:
         return f"unix:{self.folder / name}"
 
-    def processor_s(self, name: str) -> float:
-        """Return the process's seconds on a processor so far."""
-        times = psutil.Process(self._running[name].pid).cpu_times()
-        return float(times.user + times.system)
+    def processor_s(self, *names: str) -> float:
+        """Return the processes' seconds on a processor so far."""
+        times = [psutil.Process(self._running[name].pid).cpu_times() for name in names]
+        return float(sum(one.user + one.system for one in times))
 
-    def start(self, name: str, *lists: str, alone: bool = False, standby: bool = False) -> None:
+    def start(
+        self,
+        name: str,
+        *lists: str,
+        alone: bool = False,
+        standby: bool = False,
+        module: str = "services.frontdoor",
+    ) -> None:
         """Start a cell, or one frontdoor `alone`, and return once it serves. A standby does not serve."""
         process = f"{name}-standby" if standby else name
         cells = () if alone else ("--cells", self._cells, "--cell-lists", ",".join(lists))
@@ -66,7 +73,7 @@ class CellProcesses:
         stores.mkdir(exist_ok=True)
         self._run(
             process,
-            "services.frontdoor",
+            module,
             *("--listen", self.address(process), "--frontdoor-id", name, "--instance-id", process),
             *("--ledger-url", f"sqlite:///{stores}/journal.sqlite", "--objects-url", f"file://{stores}/objects"),
             *("--tenants-url", f"sqlite:///{self.folder}/tenants.sqlite"),
