@@ -1,5 +1,5 @@
-"""Run a frontdoor whose `Submit` waits for the image and returns it: what a unary `Generate` would cost. It takes and
-returns the messages of `Generate`.
+"""Run a frontdoor with a unary `Generate`, to measure its cost. It replaces `Submit` and has the messages of
+`Generate`.
 
 python -m benchmarks.suites.unary_frontdoor FLAGS
 """
