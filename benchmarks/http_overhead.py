@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -67,7 +67,7 @@ class TimedSide:
 
     name: str
     ask: Callable[[], Awaitable[None]]
-    processes: dict[str, tuple[str, ...]]
+    processes: Mapping[str, tuple[str, ...]]
     times: SideTimes = field(default_factory=SideTimes)
 
 

@@ -13,7 +13,6 @@ from pentimento.api.image.v1 import image_service_pb2 as pb
 from pentimento.api.image.v1.image_service_pb2_grpc import add_ImageServiceServicer_to_server
 from pentimento.domain.image_request import Completed, ImageRequest
 from pentimento.rpc import current_caller, run_service
-from pentimento.rpc.server import Registrar
 from pentimento.wire.codec import decode, encode
 from services.frontdoor import wiring
 from services.frontdoor.__main__ import main
@@ -22,7 +21,7 @@ from services.frontdoor.servicer import IMAGE_SERVICE, ImageServicer
 METHOD = f"/{IMAGE_SERVICE}/Submit"
 
 
-def add_unary(servicer: ImageServicer, server: Registrar) -> None:
+def add_unary(servicer: ImageServicer, server: Any) -> None:
     """Add the service with the unary method."""
 
     async def generate(request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
@@ -40,5 +39,5 @@ def add_unary(servicer: ImageServicer, server: Registrar) -> None:
 
 
 if __name__ == "__main__":
-    wiring.add_ImageServiceServicer_to_server = add_unary
+    vars(wiring)["add_ImageServiceServicer_to_server"] = add_unary
     run_service(main)
