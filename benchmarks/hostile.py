@@ -117,8 +117,8 @@ class AttackTrial:
 
     async def run(self, attacks: Sequence[str]) -> list[Played]:
         """Return the outcome of each attack, up to the first that the suite did not survive."""
-        ca = Path(self._target.tls_ca) if self._target.tls_ca else None
-        async with AsyncClient(self._suite.endpoint.public, token=self._token, tls_ca_file=ca) as client:
+        trusted = Path(self._target.tls_ca).parent if self._target.tls_ca else None
+        async with AsyncClient(self._suite.endpoint.public, token=self._token, tls_dir=trusted) as client:
             bystander = Bystander(client)
             reference = await bystander.canary()
             async with loaded(bystander, self._quiet_s):
@@ -250,11 +250,7 @@ def guarded(folder: Path) -> SuiteAccess:
     file = folder / "tokens.toml"
     file.write_text("\n".join(entries))
     authority = Authority(folder, "authority")
-    pair = authority.issue("server")
-    tls = {
-        "PENTIMENTO_FRONTDOOR_TLS_CERT_FILE": str(pair.certificate),
-        "PENTIMENTO_FRONTDOOR_TLS_KEY_FILE": str(pair.key),
-    }
+    tls = {"PENTIMENTO_FRONTDOOR_TLS_DIR": str(authority.issue("server").directory)}
     flags = ("--token-file", str(file))
     return SuiteAccess(tokens, bystander, str(authority.certificate), flags, ENVIRONMENT | tls)
 

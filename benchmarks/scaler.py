@@ -68,11 +68,10 @@ def served() -> Iterator[ScalerUnderTest]:
         folder = Path(made)
         stubs = make_stubs(folder / "stubs")
         authority = Authority(folder, "authority")
-        pair = authority.issue("controller")
         port = free_port()
         controller = [
             *("services.controller", "--listen", f"unix:{folder}/c", "--scaler-listen", f"127.0.0.1:{port}"),
-            *("--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key)),
+            *("--tls-dir", str(authority.issue("controller").directory)),
             *("--scaler-client-ca-file", str(authority.certificate), "--scaled-models", f"{MODEL},{OTHER}"),
             *("--slo-s", "10", "--plan-interval-s", "1"),
         ]

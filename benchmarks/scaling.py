@@ -288,10 +288,8 @@ def main() -> int:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         authority = Authority(Path(folder), "authority")
-        pair = authority.issue("controller")
         environment = ENVIRONMENT | {
-            "PENTIMENTO_COMMON_TLS_CERT_FILE": str(pair.certificate),
-            "PENTIMENTO_COMMON_TLS_KEY_FILE": str(pair.key),
+            "PENTIMENTO_COMMON_TLS_DIR": str(authority.issue("controller").directory),
             "PENTIMENTO_CONTROLLER_SCALER_LISTEN": f"127.0.0.1:{port}",
             "PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE": str(authority.certificate),
         }

@@ -17,9 +17,9 @@ from pentimento.api.frontdoor.v1 import frontdoor_service_pb2
 from pentimento.api.image.v1 import image_service_pb2
 from pentimento.api.vectordb.v1 import vectordb_gateway_service_pb2
 from pentimento.api.worker.v1 import unet_worker_service_pb2
-from pentimento.rpc import RpcChannelSettings
 from pentimento.rpc.channel import KitChannel, authorization_of
 from pentimento.rpc.credentials import channel_credentials
+from pentimento.rpc.settings import TlsSettings
 
 # counts by answer
 Answers = Counter[str]
@@ -90,7 +90,7 @@ class AttackTarget:
     def channel(self, address: str, role: str = "") -> grpc.aio.Channel:
         """Open a separate connection with that role's token, without our keepalive: an attacker does not close it."""
         ca = self.certificate(address)
-        credentials = channel_credentials(RpcChannelSettings(tls_ca_file=Path(ca) if ca else None))
+        credentials = channel_credentials(TlsSettings(Path(ca).parent if ca else None))
         if credentials is None:
             plain = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:

@@ -20,7 +20,7 @@ from lab.runs.answers import GENERATOR, ReceivedAnswer
 from lab.runs.figures import Spread
 from lab.runs.load import LoadSettings, play
 from lab.workloads import Content, SloClass, Workload, load_workload, poisson
-from pentimento.cli.connection import connection_options, frontdoor_address, read_token, tls_files
+from pentimento.cli.connection import connection_options, frontdoor_address, read_token
 from pentimento.cli.options import FINITE
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import InvalidArgument
@@ -48,7 +48,7 @@ def run_load(path: Path | None, address: str, tokens: Mapping[str, str], options
         detailed_stages=options["detailed_stages"],
     )
     gc.freeze()  # A full collection would hold arrivals up, and count as the server's time.
-    run = asyncio.run(run_of(workload, address, tokens, tls_files(options), settings, options["name"]))
+    run = asyncio.run(run_of(workload, address, tokens, options["tls_dir"], settings, options["name"]))
     try:
         if options["save"] is not None:
             save_run(run, options["save"])
@@ -77,7 +77,7 @@ async def run_of(
     workload: Workload,
     address: str,
     tokens: Mapping[str, str],
-    files: Mapping[str, Any],
+    tls_dir: Path | None,
     settings: LoadSettings,
     name: str = "",
 ) -> Run:
@@ -87,7 +87,7 @@ async def run_of(
     interrupted = False
     async with AsyncExitStack() as stack:
         clients = {
-            tenant: await stack.enter_async_context(AsyncClient(address, token=token, retries=ONCE, **files))
+            tenant: await stack.enter_async_context(AsyncClient(address, token=token, retries=ONCE, tls_dir=tls_dir))
             for tenant, token in tokens.items()
         }
         # Report a missing suite once, not per request.

@@ -29,7 +29,7 @@ from lab.studies import (
     with_production_times,
 )
 from lab.workloads.readers import read_embeddings, read_production_requests
-from pentimento.cli.connection import read_token, tls_files, tls_options, token_option
+from pentimento.cli.connection import read_token, tls_option, token_option
 from pentimento.cli.options import FINITE, json_option, say
 from pentimento.clients.embedder import EmbedderClient
 from pentimento.domain.errors import InvalidArgument
@@ -105,7 +105,7 @@ def _vectors(log: PromptLog, options: Mapping[str, Any]) -> tuple[Vectors, str]:
     """The vectors, and what gave them."""
     if options["embeddings"] is not None:
         return read_embeddings(options["embeddings"], len(log.prompts)), options["embeddings"].name
-    token, channels = read_token(options["token"]) or None, client_settings(**tls_files(options))
+    token, channels = read_token(options["token"]) or None, client_settings(options["tls_dir"])
     vectors, digest = asyncio.run(embed_prompts(options["embedder_address"], token, log.prompts, channels=channels))
     if options["save_embeddings"] is not None:
         with options["save_embeddings"].open("wb") as file:
@@ -171,7 +171,7 @@ async def embed_prompts(
     "-r", "--report", "reports", type=FILE, multiple=True, help="write it there too: .json, .txt, .svg or .png"
 )
 @json_option
-@tls_options
+@tls_option
 @token_option
 def trace_study(log: Path | None, **options: Any) -> None:
     """Studies a LOG of prompts (.txt, .tsv, .csv, .jsonl or a workload), or a suite's own requests: what caches of any

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc.aio import Channel
 
-from pentimento.cli.connection import frontdoor_address, read_token, running_suite, tls_files
+from pentimento.cli.connection import frontdoor_address, read_token, running_suite
 from pentimento.clients.controller import CHUNK_BYTES
 from pentimento.clients.retries import RetryPolicy
 from pentimento.domain.errors import Unavailable
@@ -29,7 +29,7 @@ def ask_channel(
 ) -> T:
     """Return the answer of the service at `address`, called with the token and TLS of the options. Raises its error;
     Unavailable names the address."""
-    settings = replace(client_settings(**tls_files(options)), service_token_file=token_file)
+    settings = replace(client_settings(options["tls_dir"]), service_token_file=token_file)
     token = read_token(options["token"])
 
     async def ask() -> T:
@@ -70,7 +70,7 @@ def frontdoor_client(options: dict[str, Any], retries: RetryPolicy | None = None
     """Yield a client of the frontdoor of `connection_options`. Unavailable names its address."""
     address = frontdoor_address(options)
     token = read_token(options["token"])
-    with naming(address), Client(address, token=token, retries=retries, **tls_files(options)) as client:
+    with naming(address), Client(address, token=token, retries=retries, tls_dir=options["tls_dir"]) as client:
         yield client
 
 
@@ -81,7 +81,7 @@ def ask_frontdoor(options: dict[str, Any], question: Callable[[AsyncClient], Awa
 
     async def ask() -> T:
         token = read_token(options["token"])
-        async with AsyncClient(address, token=token, **tls_files(options)) as client:
+        async with AsyncClient(address, token=token, tls_dir=options["tls_dir"]) as client:
             return await question(client)
 
     with naming(address):

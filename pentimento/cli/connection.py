@@ -25,37 +25,24 @@ token_option = click.option(
     "--token", envvar="PENTIMENTO_TOKEN", default="", help="token, or @FILE that holds it (a file stays out of `ps`)"
 )
 PRESENT = click.Path(exists=True, dir_okay=False, path_type=Path)
-# By argument of `client_settings` and the SDK's clients: environment variable and help.
-TLS_FILES = {
-    "tls_ca_file": ("PENTIMENTO_TLS_CA_FILE", "PEM authorities of the server: call it over TLS"),
-    "tls_client_cert_file": (
-        "PENTIMENTO_TLS_CLIENT_CERT_FILE",
-        "PEM certificate to show to a server that asks for one (mTLS)",
-    ),
-    "tls_client_key_file": ("PENTIMENTO_TLS_CLIENT_KEY_FILE", "PEM private key of that certificate"),
-}
 
 
-def tls_options(command: Command) -> Command:
-    """Add the options of TLS: the trusted authorities and the client's certificate."""
-    for name, (variable, text) in reversed(TLS_FILES.items()):
-        command = click.option(flag_of(name), name, type=PRESENT, envvar=variable, help=text)(command)
-    return command
-
-
-def flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def tls_files(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given files of `tls_options` by name. UsageError for a file that needs another one."""
-    given = {name: options[name] for name in TLS_FILES}
+def checked_tls(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Return the value of --tls-dir. BadParameter names a file that the directory lacks."""
     try:
-        client_settings(**given)
+        client_settings(value)
     except InvalidArgument as error:
-        lacking = error.violations[0]
-        raise click.UsageError(f"{flag_of(lacking.field)} {lacking.description}") from None
-    return given
+        raise click.BadParameter(error.violations[0].description) from None
+    return value
+
+
+tls_option = click.option(
+    "--tls-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    envvar="PENTIMENTO_TLS_DIR",
+    callback=checked_tls,
+    help="directory with ca.crt, to call servers over TLS, and with tls.crt and tls.key to show them (mTLS)",
+)
 
 
 def calling(address: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -63,7 +50,7 @@ def calling(address: Callable[[Any], Any]) -> Callable[[Command], Command]:
     TLS."""
 
     def decorate(command: Command) -> Command:
-        options: tuple[Callable[[Any], Any], ...] = (tls_options, token_option, address, state_dir_option, json_option)
+        options: tuple[Callable[[Any], Any], ...] = (tls_option, token_option, address, state_dir_option, json_option)
         for option in options:
             command = option(command)
         return command

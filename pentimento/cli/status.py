@@ -19,7 +19,7 @@ from rich.live import Live
 from pentimento.api.frontdoor.v1.frontdoor_service_pb2 import GetStatusResponse as FrontdoorStatus
 from pentimento.cli.allocation_samples import AllocationSample, sample_line
 from pentimento.cli.calls import naming, own_token_file
-from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_files, tls_options, token_option
+from pentimento.cli.connection import read_token, running_suite, state_dir_option, tls_option, token_option
 from pentimento.cli.options import json_option
 from pentimento.cli.status_view import LastTold, movement, render, sample_of
 from pentimento.clients.controller import ControllerClient
@@ -51,7 +51,7 @@ PLACES = ("controller", "frontdoor", "gateway")
 @click.option("--controller-address", help="host:port or unix:/path, instead of the local suite's")
 @click.option("--frontdoor-address", help="likewise")
 @click.option("--gateway-address", help="likewise")
-@tls_options
+@tls_option
 @token_option
 @state_dir_option
 def status(watch: bool, record: Path | None, as_json: bool, token: str, state_dir: Path, **options: Any) -> None:
@@ -60,7 +60,7 @@ def status(watch: bool, record: Path | None, as_json: bool, token: str, state_di
     if record is not None and not watch:
         raise click.UsageError("--record needs --watch")
     given = {name: address for name in PLACES if (address := options[f"{name}_address"])}
-    addresses, opening = find_places(given, read_token(token), client_settings(**tls_files(options)), state_dir)
+    addresses, opening = find_places(given, read_token(token), client_settings(options["tls_dir"]), state_dir)
     if watch:
         asyncio.run(keep_looking(addresses, opening, record, as_json=as_json))
         return

@@ -73,7 +73,7 @@ def channel_opener(settings: RpcChannelSettings, token: str | None = None) -> Ch
 
     SettingsError if a file is invalid now.
     """
-    authorization, credentials = authorization_of(token, settings.service_token_file), ClientCredentials(settings)
+    authorization, credentials = authorization_of(token, settings.service_token_file), ClientCredentials(settings.tls)
     return lambda address: _opened(address, settings, authorization, credentials)
 
 
@@ -94,8 +94,8 @@ def _opened(
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, shown, options=options)
 
-    secured = not is_unix(address) and settings.tls_ca_file is not None
-    shown = credentials or ClientCredentials(settings) if secured else None
+    secured = not is_unix(address) and settings.tls.files.authorities is not None
+    shown = credentials or ClientCredentials(settings.tls) if secured else None
     return KitChannel(connect, authorization, DEFAULT_DEADLINE_S, shown)
 
 

@@ -13,23 +13,9 @@ from typing import Any, Self
 
 import grpc
 
-from pentimento.rpc.settings import RpcChannelSettings, RpcServerSettings
+from pentimento.rpc.settings import PemFiles, TlsSettings
 from pentimento.rpc.watched_file import KeptReading, Version, version_of
 from pentimento.settings import SettingsError
-
-
-@dataclass(frozen=True)
-class PemFiles:
-    """Name the files of one side of a connection."""
-
-    certificate: Path | None
-    key: Path | None
-    authorities: Path | None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Return the given files."""
-        return tuple(path for path in (self.certificate, self.key, self.authorities) if path is not None)
 
 
 @dataclass(frozen=True)
@@ -138,54 +124,41 @@ class CurrentContext(ssl.SSLContext):
 KEPT_COUNT = 8
 
 
-def server_credentials(settings: RpcServerSettings) -> grpc.ServerCredentials | None:
-    """Return the credentials of the host:port listeners; None without a certificate. With a client CA clients must
-    present certificates. SettingsError for an invalid file: gRPC would only report that it cannot listen."""
-    if settings.tls_cert_file is None or settings.tls_key_file is None:
+def server_credentials(files: PemFiles) -> grpc.ServerCredentials | None:
+    """Return the credentials of host:port listeners; None without a certificate. With authorities clients must present
+    certificates. SettingsError for an invalid file: gRPC would only report that it cannot listen."""
+    if files.certificate is None:
         return None
-    shown = ShownCertificate(served_files(settings))
-    required = settings.tls_client_ca_file is not None
+    shown = ShownCertificate(files)
     renewed: Any = shown.new_configuration  # The stub leaves out that it may return None.
-    return grpc.dynamic_ssl_server_credentials(shown.first_configuration, renewed, required)
+    return grpc.dynamic_ssl_server_credentials(shown.first_configuration, renewed, files.authorities is not None)
 
 
-def server_tls(settings: RpcServerSettings, *protocols: str) -> ssl.SSLContext | None:
+def server_tls(files: PemFiles, *protocols: str) -> ssl.SSLContext | None:
     """Return the same for connections that end TLS before gRPC, and that agree on one of `protocols` (ALPN), or on any
     if there are none."""
-    if settings.tls_cert_file is None or settings.tls_key_file is None:
-        return None
-    return CurrentContext(ShownCertificate(served_files(settings), protocols))
-
-
-def served_files(settings: RpcServerSettings) -> PemFiles:
-    return PemFiles(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
+    return CurrentContext(ShownCertificate(files, protocols)) if files.certificate is not None else None
 
 
 class ClientCredentials:
     """Provide the credentials for calls to host:port servers; read again when the files change. SettingsError if they
     are invalid at first."""
 
-    def __init__(self, settings: RpcChannelSettings) -> None:
+    def __init__(self, tls: TlsSettings) -> None:
         not_reloaded = "certificates not reloaded, the previous ones are used"
-        paths = called_files(settings).paths
-        self._reading = KeptReading(paths, lambda: channel_credentials(settings), not_reloaded)
+        self._reading = KeptReading(tls.files.paths, lambda: channel_credentials(tls), not_reloaded)
 
     def current(self) -> grpc.ChannelCredentials | None:
         """Return the current credentials: the same object until the files change; None for no TLS."""
         return self._reading.current()
 
 
-def channel_credentials(settings: RpcChannelSettings) -> grpc.ChannelCredentials | None:
+def channel_credentials(tls: TlsSettings) -> grpc.ChannelCredentials | None:
     """Return credentials for host:port servers, the same object until the files change; None without authorities that
     verify servers. SettingsError for an invalid file: gRPC would only report that no server can be reached."""
-    if settings.tls_ca_file is None:
+    if tls.files.authorities is None:
         return None
-    files = called_files(settings)
-    return _credentials_of(_judged(files, tuple(map(version_of, files.paths))))
-
-
-def called_files(settings: RpcChannelSettings) -> PemFiles:
-    return PemFiles(settings.tls_client_cert_file, settings.tls_client_key_file, settings.tls_ca_file)
+    return _credentials_of(_judged(tls.files, tuple(map(version_of, tls.files.paths))))
 
 
 @functools.lru_cache(KEPT_COUNT)

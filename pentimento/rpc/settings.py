@@ -1,8 +1,9 @@
 """Define the settings of a process's server and of its channels. Both are flattened into every service's settings."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 from pentimento.domain.errors import InvalidArgument
@@ -22,6 +23,74 @@ class TraceDetail(Enum):
 
     STEPS = "steps"
     PROMPTS = "prompts"
+
+
+@dataclass(frozen=True)
+class PemFiles:
+    """Name the files of one side of a connection."""
+
+    certificate: Path | None
+    key: Path | None
+    authorities: Path | None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return the given files."""
+        return tuple(path for path in (self.certificate, self.key, self.authorities) if path is not None)
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """Configure TLS at host:port addresses by a directory with the layout of Kubernetes' TLS Secrets and cert-manager.
+
+    tls.crt, tls.key            # serve TLS
+    ca.crt                      # call servers by TLS, verified by these authorities
+    tls.crt, tls.key, ca.crt    # both, and show tls.crt to servers that ask for it; `mutual_tls` also asks callers
+    """
+
+    tls_dir: Path | None = setting(
+        None,
+        help="directory for host:port addresses: tls.crt with tls.key to serve TLS, ca.crt to verify called servers",
+        must_exist=True,
+    )
+    mutual_tls: bool = setting(False, help="callers must show a certificate that ca.crt of `tls_dir` has signed")
+
+    def __post_init__(self) -> None:
+        if self.tls_dir is None:
+            if self.mutual_tls:
+                raise ValueError("--mutual-tls needs --tls-dir with tls.crt, tls.key and ca.crt")
+            return
+        found = {"tls.crt": self.files.certificate, "tls.key": self.files.key, "ca.crt": self.files.authorities}
+        missing = [name for name, file in found.items() if file is None]
+        if len(missing) == len(found):
+            raise ValueError(f"--tls-dir {self.tls_dir}: has neither tls.crt with tls.key nor ca.crt")
+        if len({"tls.crt", "tls.key"} & set(missing)) == 1:
+            raise ValueError(f"--tls-dir {self.tls_dir}: {missing[0]} is missing")
+        if self.mutual_tls and missing:
+            raise ValueError(f"--mutual-tls: {' and '.join(missing)} missing in --tls-dir {self.tls_dir}")
+
+    @cached_property
+    def files(self) -> PemFiles:
+        """Return the files of the directory. They are searched for once: if one vanishes later, TLS must not end."""
+        if self.tls_dir is None:
+            return PemFiles(None, None, None)
+        return PemFiles(*(_present(self.tls_dir / name) for name in ("tls.crt", "tls.key", "ca.crt")))
+
+    @property
+    def served(self) -> PemFiles:
+        """Return the files of the listeners, with authorities if callers must show a certificate."""
+        return self.files if self.mutual_tls else replace(self.files, authorities=None)
+
+
+def _present(path: Path) -> Path | None:
+    """Return the path of a file that can be read; None without one. Raises ValueError."""
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"--tls-dir {path}: cannot be read: {error.strerror}") from None
+    return path
 
 
 @dataclass(frozen=True)
@@ -59,14 +128,10 @@ class RpcServerSettings:
         help="TOML file of token digests, tenants and roles; empty: anyone may call everything",
         must_exist=True,
     )
-    tls_cert_file: Path | None = setting(None, help="PEM certificate chain for host:port addresses", must_exist=True)
-    tls_key_file: Path | None = setting(None, help="PEM private key of tls_cert_file", must_exist=True)
-    tls_client_ca_file: Path | None = setting(
-        None, help="PEM authorities of client certificates; set: mutual TLS", must_exist=True
-    )
+    tls: TlsSettings = field(default_factory=TlsSettings)
     tls_callers_file: Path | None = setting(
         None,
-        help="TOML file of names in certificates by service, which makes its calls only; needs tls_client_ca_file",
+        help="TOML file of names in certificates by service, which makes its calls only; needs `mutual_tls`",
         must_exist=True,
     )
     max_concurrent_calls: int = setting(
@@ -97,12 +162,12 @@ class RpcServerSettings:
             check_http_address("--metrics-listen", self.metrics_listen)
         # Wrong variables of OpenTelemetry prevent the start as wrong settings do.
         traces_are_sent(os.environ)
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("--tls-cert-file and --tls-key-file must be given together")
-        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
-            raise ValueError("--tls-client-ca-file needs --tls-cert-file and --tls-key-file")
-        if self.tls_callers_file is not None and self.tls_client_ca_file is None:
-            raise ValueError("--tls-callers-file needs --tls-client-ca-file: without it callers show no certificate")
+        if self.tls.tls_dir is not None and self.tls.files.certificate is None:
+            plain = [address for address in self.listen if not is_local(address)]
+            if plain:
+                raise ValueError(f"--tls-dir {self.tls.tls_dir}: tls.crt is missing, which --listen {plain[0]} needs")
+        if self.tls_callers_file is not None and not self.tls.mutual_tls:
+            raise ValueError("--tls-callers-file needs --mutual-tls: without it callers show no certificate")
 
 
 @dataclass(frozen=True)
@@ -112,36 +177,20 @@ class RpcChannelSettings:
     service_token_file: Path | None = setting(
         None, help="file with the token for calls to other processes", must_exist=True
     )
-    tls_ca_file: Path | None = setting(
-        None,
-        help="PEM authorities of called servers; set: host:port addresses use TLS",
-        must_exist=True,
-    )
-    tls_client_cert_file: Path | None = setting(None, help="PEM client certificate (mutual TLS)", must_exist=True)
-    tls_client_key_file: Path | None = setting(None, help="PEM private key of tls_client_cert_file", must_exist=True)
-
-    def __post_init__(self) -> None:
-        if (self.tls_client_cert_file is None) != (self.tls_client_key_file is None):
-            raise ValueError("--tls-client-cert-file and --tls-client-key-file must be given together")
-        if self.tls_client_cert_file is not None and self.tls_ca_file is None:
-            raise ValueError("--tls-client-cert-file needs --tls-ca-file")
+    tls: TlsSettings = field(default_factory=TlsSettings)
 
 
-def client_settings(
-    tls_ca_file: str | Path | None = None,
-    tls_client_cert_file: str | Path | None = None,
-    tls_client_key_file: str | Path | None = None,
-) -> RpcChannelSettings:
-    """Return the channel settings of a client library. InvalidArgument names a file that another one needs."""
-    shown = {"tls_client_cert_file": tls_client_cert_file, "tls_client_key_file": tls_client_key_file}
-    if any(shown.values()):
-        for name, file in {**shown, "tls_ca_file": tls_ca_file}.items():
-            if file is None:
-                raise InvalidArgument.of(name, "must be given where a client's certificate or its key is")
-    authorities, certificate, key = (
-        Path(file) if file is not None else None for file in (tls_ca_file, tls_client_cert_file, tls_client_key_file)
-    )
-    return RpcChannelSettings(None, authorities, certificate, key)
+def client_settings(tls_dir: str | Path | None = None) -> RpcChannelSettings:
+    """Return the channel settings of a client library. InvalidArgument names a file that the directory lacks."""
+    if tls_dir is None:
+        return RpcChannelSettings()
+    try:
+        tls = TlsSettings(Path(tls_dir))
+    except ValueError as error:
+        raise InvalidArgument.of("tls_dir", str(error).removeprefix("--tls-dir ")) from None
+    if tls.files.authorities is None:
+        raise InvalidArgument.of("tls_dir", f"{tls_dir}: ca.crt is missing, which verifies the server")
+    return RpcChannelSettings(tls=tls)
 
 
 def room_for_streams(stream_count: int, message_bytes: int) -> ServerBounds:

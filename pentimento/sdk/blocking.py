@@ -55,9 +55,7 @@ class Client:
         address: str,
         *,
         token: str = "",
-        tls_ca_file: str | Path | None = None,
-        tls_client_cert_file: str | Path | None = None,
-        tls_client_key_file: str | Path | None = None,
+        tls_dir: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
         """Connect; arguments as for `AsyncClient`."""
@@ -70,16 +68,7 @@ class Client:
         self._thread.start()
         _OPEN.add(self)
         try:
-            self._client = self._call(
-                self._open(
-                    address,
-                    token=token,
-                    tls_ca_file=tls_ca_file,
-                    tls_client_cert_file=tls_client_cert_file,
-                    tls_client_key_file=tls_client_key_file,
-                    retries=retries,
-                )
-            )
+            self._client = self._call(self._open(address, token=token, tls_dir=tls_dir, retries=retries))
         except BaseException:
             self._end()
             raise

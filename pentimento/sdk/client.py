@@ -55,17 +55,15 @@ class AsyncClient:
         address: str,
         *,
         token: str = "",
-        tls_ca_file: str | Path | None = None,
-        tls_client_cert_file: str | Path | None = None,
-        tls_client_key_file: str | Path | None = None,
+        tls_dir: str | Path | None = None,
         retries: RetryPolicy | None = None,
     ) -> None:
         """Connect to the server.
 
-        `tls_ca_file`: PEM authorities of the server, for TLS; the other two files hold the client's certificate.
-        InvalidArgument names a missing file, SettingsError an invalid one; RuntimeError in a process forked after the
-        first client."""
-        settings = client_settings(tls_ca_file, tls_client_cert_file, tls_client_key_file)
+        `tls_dir`: a directory with ca.crt, the PEM authorities of the server, for TLS; its tls.crt and tls.key are
+        shown to a server that asks for a certificate. InvalidArgument names a missing file, SettingsError an invalid
+        one; RuntimeError in a process forked after the first client."""
+        settings = client_settings(tls_dir)
         self._open = partial(open_channel, settings=settings, token=token or None)
         self._channels = {address: self._open(address)}
         self._images = ImageClient(self._channels[address], self._cell)

@@ -15,8 +15,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """Describe one leaf field. `path` leads to it from the root dataclass; the last part is its name, unique over all
-    leaves."""
+    """Describe one leaf field. `path` leads to it from the root dataclass; the last part is its name."""
 
     path: tuple[str, ...]
     kind: Any
@@ -81,10 +80,11 @@ def leaf(field: FieldShape, default: Any, path: tuple[str, ...]) -> Setting:
 
 
 def by_name(cls: type) -> dict[str, Setting]:
-    """Return the leaves by name. TypeError if two share one, since neither flag nor variable could distinguish them."""
+    """Return the leaves by name; a nested class may occur twice, as one. TypeError if two others share a name, since
+    neither flag nor variable could distinguish them."""
     found: dict[str, Setting] = {}
     for one in declared(cls):
-        if one.name in found:
+        if one.name in found and dataclasses.replace(found[one.name], path=one.path) != one:
             raise TypeError(f"{cls.__name__}: {'.'.join(one.path)} and {'.'.join(found[one.name].path)} share one name")
         found[one.name] = one
     return found

@@ -31,12 +31,7 @@ KNOWN_TABLES = frozenset(kind.value for kind in ReplicaKind if kind is not Repli
     *(COMMON, "controller", "edge", "emulated_worker", "emulated_discriminator", "client", "up"),
 }
 # Settings of some services that look like misspelt ones of others; a test checks that the list is complete.
-ALIKE = frozenset(
-    {
-        *("cascade", "cascades", "default_deadline_s"),
-        *("tls_client_ca_file", "tls_client_cert_file", "tls_client_key_file"),
-    }
-)
+ALIKE = frozenset({"cascade", "cascades", "default_deadline_s"})
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,8 @@ class ControllerSettings:
             check_address("--scaler-listen", address)
         if set(self.scaler_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
             raise ValueError("--scaler-listen must be other addresses than --listen")
-        if self.scaler_client_ca_file is not None and self.rpc.tls_cert_file is None:
-            raise ValueError("--scaler-client-ca-file needs --tls-cert-file and --tls-key-file")
+        if self.scaler_client_ca_file is not None and self.rpc.tls.files.certificate is None:
+            raise ValueError("--scaler-client-ca-file needs --tls-dir with tls.crt and tls.key")
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
         """Build the policy. `handover`: the registered hand-over from the light to the heavy model; its f(t) replaces

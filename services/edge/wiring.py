@@ -59,7 +59,7 @@ class EdgeProcess(ServiceProcess):
 
 def wire(settings: EdgeSettings, limits: HttpLimits = DEFAULT_LIMITS) -> EdgeProcess:
     """Return an edge process; call this inside its event loop."""
-    credentials = ClientCredentials(settings.channels)
+    credentials = ClientCredentials(settings.channels.tls)
     cells, frontdoors = settings.read_cells(), settings.frontdoors
     server = RpcServer(settings.rpc, "edge")
     agent = EDGE_AGENT + server.instance_id

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -56,25 +57,13 @@ class TrustedSuite:
     def address(self, name: str) -> str:
         return f"127.0.0.1:{self.ports[name]}"
 
-    def shown(self, name: str) -> dict[str, Path]:
-        pair = self.pairs[name]
-        return {
-            "tls_ca_file": self.authority,
-            "tls_client_cert_file": pair.certificate,
-            "tls_client_key_file": pair.key,
-        }
-
     def start(self, name: str, *flags: str, service: str = "") -> "subprocess.Popen[bytes]":
         service = service or name
-        # The controller calls no other process.
-        own = {**(self.shown(service) if service != "controller" else {}), "listen": self.address(name)}
+        given = ["--tls-dir", str(self.pairs[service].directory), "--listen"]
         if service == "edge":
-            own["listen"] = f"unix:{self.folder / 'edge'}"
+            given += [f"unix:{self.folder / 'edge.sock'}"]
         else:
-            pair = self.pairs[service]
-            own |= {"tls_cert_file": pair.certificate, "tls_key_file": pair.key}
-            own |= {"tls_client_ca_file": self.authority, "tls_callers_file": self.rules}
-        given = [part for key, value in own.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+            given += [self.address(name), "--mutual-tls", "--tls-callers-file", str(self.rules)]
         if service not in ("controller", "edge"):
             given += ["--controller-address", self.address("controller")]
         module = f"services.{service.replace('-', '_')}"
@@ -95,10 +84,9 @@ class TrustedSuite:
 
     def command(self, *words: str) -> str:
         """Return what a command at the controller prints, with the administrator's certificate."""
-        files = [part for key, path in self.shown("administrator").items() for part in (f"--{key}", str(path))]
-        files = [word.replace("_", "-") if word.startswith("--") else word for word in files]
         command = [sys.executable, "-m", "pentimento.cli", *words, "--controller-address", self.address("controller")]
-        ended = subprocess.run([*command, *files], capture_output=True, text=True, check=False, cwd=ROOT)
+        command += ["--tls-dir", str(self.pairs["administrator"].directory)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
@@ -166,7 +154,7 @@ def test_uploaded_lora_is_used_with_a_signature_of_a_known_key_only(suite: Trust
     request = ImageRequest("a large red circle on a white background", seed=3, num_inference_steps=4)
     asked = {name: replace(request, cache=CacheMode.OFF, loras=(AskedLora(name),)) for name in names}
     reasons = {}
-    with Client(suite.address("frontdoor"), **suite.shown("client")) as client:
+    with Client(suite.address("frontdoor"), tls_dir=suite.pairs["client"].directory) as client:
         wait_until(lambda: names.keys() <= {one.name for one in client.list_adapters()})
         image = client.generate(replace(request, cache=CacheMode.OFF))
         known = client.generate(asked["known"])
@@ -200,13 +188,14 @@ def rejections(suite: TrustedSuite) -> dict[str, int]:
 
 
 def test_suite_makes_its_calls_and_no_other(suite: TrustedSuite) -> None:
-    with Client(suite.address("frontdoor"), **suite.shown("client")) as client:
+    with Client(suite.address("frontdoor"), tls_dir=suite.pairs["client"].directory) as client:
         wait_until(lambda: any(one.name == "tiny-controlnet-edges" for one in client.list_adapters()))
         request = ImageRequest("a large red circle on a white background", seed=3, num_inference_steps=4)
         images = [client.generate(request), client.generate(replace(request, seed=4))]
         edges = AskedControlNet("tiny-controlnet-edges", a_png())
         images.append(client.generate(replace(request, controlnets=(edges,))))
-    with urllib.request.urlopen(f"http://{suite.address('edge')}/console/data/status") as answer:
+    trusted = ssl.create_default_context(cafile=str(suite.authority))
+    with urllib.request.urlopen(f"https://{suite.address('edge')}/console/data/status", context=trusted) as answer:
         status = json.load(answer)
 
     assert {image.provenance.route.model for image in images} == {"mine"}

@@ -72,7 +72,7 @@ class HttpListener:
 
     def __init__(self, app: Any, http: HttpSettings, rpc: RpcServerSettings, limits: HttpLimits) -> None:
         bound_tls_buffers()
-        tls = server_tls(rpc)
+        tls = server_tls(rpc.tls.served)
         self._listen = http.http_listen
         self._limits = replace(limits, idle_timeout_s=http.idle_timeout_s)
         self._other_files = files_of(rpc.listen, BOUNDS.max_connections, takes_turns=False)

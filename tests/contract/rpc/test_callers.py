@@ -17,6 +17,7 @@ from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker_pb
 from pentimento.domain import errors
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, error_from_rpc
 from pentimento.rpc.callers import REJECTED
+from pentimento.rpc.settings import TlsSettings, client_settings
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import EMBED_TEXT, Scripted, channel_to, embed, embedder_stub, serving, worker_stub
 from tests.support.logged import said_by
@@ -40,17 +41,12 @@ class Suite:
         pair = self._authority.issue("server")
         self.server = RpcServerSettings(
             listen=("127.0.0.1:0",),
-            tls_cert_file=pair.certificate,
-            tls_key_file=pair.key,
-            tls_client_ca_file=self._authority.certificate,
+            tls=TlsSettings(pair.directory, mutual_tls=True),
             tls_callers_file=self.rules,
         )
 
     def caller(self, *names: x509.GeneralName) -> RpcChannelSettings:
-        pair = self._authority.issue("caller", *names)
-        return RpcChannelSettings(
-            tls_ca_file=self._authority.certificate, tls_client_cert_file=pair.certificate, tls_client_key_file=pair.key
-        )
+        return client_settings(self._authority.issue("caller", *names).directory)
 
 
 @pytest.fixture

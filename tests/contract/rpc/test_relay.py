@@ -24,7 +24,7 @@ from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, ope
 from pentimento.rpc import token_entry as entry
 from pentimento.rpc.call_limits import BURST_CALLS
 from pentimento.rpc.relay.call_turns import MOST_UNTAKEN
-from pentimento.rpc.settings import ServerBounds
+from pentimento.rpc.settings import ServerBounds, TlsSettings
 from tests.contract.rpc.scripted import EMBED_TEXT, EMBEDDER, Scripted, channel_to, embed, embedder_stub, serving
 from tests.support.silent_connections import silent_connections
 from tests.support.waiting import until
@@ -322,7 +322,7 @@ async def test_callers_without_token_are_limited_by_address(socket_path: Path, t
 async def test_silent_connections_with_tls_hold_little_and_leave_nothing_to_a_collection(tmp_path: Path) -> None:
     """asyncio's own bound is 256 KiB for each, and its frames hold the remains of a failed handshake."""
     pair = Authority(tmp_path, "authority").issue("server")
-    settings = RpcServerSettings(listen=("127.0.0.1:0",), tls_cert_file=pair.certificate, tls_key_file=pair.key)
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), tls=TlsSettings(pair.directory))
     async with serving(settings, takes_turns=True) as target:
         address = ("127.0.0.1", int(target.server.bound_addresses[0].rpartition(":")[2]))
         gc.collect()

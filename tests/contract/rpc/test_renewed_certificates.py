@@ -14,8 +14,8 @@ from lab.fixtures.certificates import Authority, Pair
 from pentimento.api.worker.v1 import unet_worker_service_pb2 as worker
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, open_channel, watched_file
 from pentimento.rpc.channel import channel_opener
-from pentimento.rpc.credentials import ClientCredentials, PemFiles, ShownCertificate, load
-from pentimento.rpc.settings import client_settings
+from pentimento.rpc.credentials import ClientCredentials, ShownCertificate, load
+from pentimento.rpc.settings import PemFiles, TlsSettings, client_settings
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import Scripted, embed, serving, worker_stub
 
@@ -34,11 +34,10 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Serving:
-    """Hold a server with the files that it reads: those of `shown`, and its clients' authorities for mutual TLS."""
+    """Hold a server with the files that it reads: those of `shown`, which for mutual TLS verify its clients."""
 
     target: Scripted
     shown: Pair
-    clients: Path
 
     async def certificate(self) -> str:
         """Return the certificate that a new connection receives, in PEM."""
@@ -60,19 +59,11 @@ def mutual() -> bool:
 
 
 @pytest.fixture(params=[False, True], ids=["direct", "relayed"])
-async def served(
-    request: pytest.FixtureRequest, tmp_path: Path, authority: Authority, mutual: bool
-) -> AsyncIterator[Serving]:
-    shown, clients = authority.issue("shown"), tmp_path / "clients.pem"
-    clients.write_bytes(authority.certificate.read_bytes())
-    settings = RpcServerSettings(
-        listen=("127.0.0.1:0",),
-        tls_cert_file=shown.certificate,
-        tls_key_file=shown.key,
-        tls_client_ca_file=clients if mutual else None,
-    )
+async def served(request: pytest.FixtureRequest, authority: Authority, mutual: bool) -> AsyncIterator[Serving]:
+    shown = authority.issue("shown")
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), tls=TlsSettings(shown.directory, mutual))
     async with serving(settings, takes_turns=request.param) as target:
-        yield Serving(target, shown, clients)
+        yield Serving(target, shown)
 
 
 def put(fresh: Pair, at: Pair) -> None:
@@ -88,7 +79,7 @@ def channel_of(served: Serving, settings: RpcChannelSettings) -> grpc.aio.Channe
 async def test_new_connections_get_renewed_certificate_and_open_ones_continue(
     served: Serving, authority: Authority
 ) -> None:
-    trusting = RpcChannelSettings(tls_ca_file=authority.certificate)
+    trusting = client_settings(authority.directory)
     async with channel_of(served, trusting) as before:
         assert await embed(before, "before") == "before"
         renewed = authority.issue("renewed")
@@ -148,14 +139,11 @@ def test_key_changed_during_its_check_is_rejected(authority: Authority, monkeypa
 @pytest.mark.parametrize("mutual", [True])
 async def test_authorities_of_clients_are_taken_back(served: Serving, authority: Authority, tmp_path: Path) -> None:
     others = Authority(tmp_path, "others")
-    trusting = RpcChannelSettings(tls_ca_file=authority.certificate)
-    ours, theirs = (
-        replace(trusting, tls_client_cert_file=pair.certificate, tls_client_key_file=pair.key)
-        for pair in (authority.issue("ours"), others.issue("theirs"))
-    )
+    ours = client_settings(authority.issue("ours").directory)
+    theirs = client_settings(others.issue("theirs").trusting(authority).directory)
     async with channel_of(served, ours) as known:
         await embed(known, "a")
-    served.clients.write_bytes(others.certificate.read_bytes())
+    served.shown.trusting(others)
 
     async with channel_of(served, theirs) as known, channel_of(served, ours) as stranger:
         assert await embed(known, "b") == "b"
@@ -175,15 +163,13 @@ async def test_certificate_follows_the_link_of_its_volume(tmp_path: Path, author
         pair.certificate.rename(folder / "tls.crt")
         pair.key.rename(folder / "tls.key")
     (tmp_path / "..data").symlink_to("..first")
-    shown = Pair(tmp_path / "tls.crt", tmp_path / "tls.key")
+    shown = Pair(tmp_path)
     for path in (shown.certificate, shown.key):
         path.symlink_to(f"..data/{path.name}")
-    settings = RpcServerSettings(
-        listen=("127.0.0.1:0",), tls_cert_file=shown.certificate, tls_key_file=shown.key, token_file=None
-    )
+    settings = RpcServerSettings(listen=("127.0.0.1:0",), tls=TlsSettings(tmp_path))
 
     async with serving(settings, takes_turns=relayed) as target:
-        found = Serving(target, shown, tmp_path)
+        found = Serving(target, shown)
         first = await found.certificate()
         (tmp_path / "..new").symlink_to("..second")
         (tmp_path / "..new").replace(tmp_path / "..data")
@@ -195,10 +181,7 @@ async def test_certificate_follows_the_link_of_its_volume(tmp_path: Path, author
 def client_of(authority: Authority, signed_by: Authority) -> tuple[RpcChannelSettings, Callable[[], None]]:
     """Return a client's settings, and a function that replaces its certificate by one that `signed_by` signed."""
     shown, fresh = authority.issue("client"), signed_by.issue("fresh-client")
-    settings = RpcChannelSettings(
-        tls_ca_file=authority.certificate, tls_client_cert_file=shown.certificate, tls_client_key_file=shown.key
-    )
-    return settings, lambda: put(fresh, shown)
+    return client_settings(shown.directory), lambda: put(fresh, shown)
 
 
 async def test_a_channel_shows_a_renewed_certificate_to_a_server_that_wants_it(
@@ -206,17 +189,12 @@ async def test_a_channel_shows_a_renewed_certificate_to_a_server_that_wants_it(
 ) -> None:
     others, shown = Authority(tmp_path, "others"), authority.issue("shown")
     settings, renew = client_of(authority, others)
-    wanting = RpcServerSettings(
-        listen=("127.0.0.1:0",),
-        tls_cert_file=shown.certificate,
-        tls_key_file=shown.key,
-        tls_client_ca_file=authority.certificate,
-    )
+    wanting = RpcServerSettings(listen=("127.0.0.1:0",), tls=TlsSettings(shown.directory, True))
     async with serving(wanting) as first, open_channel(first.address, settings) as channel:
         before, address = await embed(channel, "before"), first.address
         await first.server.stop()
-        again = replace(wanting, listen=(address,), tls_client_ca_file=others.certificate)
-        async with serving(again):
+        shown.trusting(others)
+        async with serving(replace(wanting, listen=(address,))):
             renew()
             after = await embed(channel, "after", wait_for_ready=True, timeout=60)
 
@@ -249,9 +227,9 @@ async def test_channel_continues_while_its_files_do_not_match(
     served: Serving, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, renew = client_of(authority, authority)
-    assert settings.tls_client_key_file is not None
+    assert settings.tls.files.key is not None
     async with channel_of(served, settings) as channel:
-        settings.tls_client_key_file.write_text("-----BEGIN ")
+        settings.tls.files.key.write_text("-----BEGIN ")
         answers = [await embed(channel, str(number)) for number in range(3)]
         told = caplog.messages.count("certificates not reloaded, the previous ones are used")
         renew()
@@ -267,11 +245,11 @@ async def test_channels_are_opened_while_token_and_certificates_are_written(
     """Workers come while a process runs, and a channel to each is opened then."""
     given, renew = client_of(authority, authority)
     settings = replace(given, service_token_file=tmp_path / "token")
-    assert settings.service_token_file is not None and settings.tls_client_key_file is not None
+    assert settings.service_token_file is not None and settings.tls.files.key is not None
     settings.service_token_file.write_text("ours")
     opening = channel_opener(settings)
     settings.service_token_file.write_text("")
-    settings.tls_client_key_file.write_text("-----BEGIN ")
+    settings.tls.files.key.write_text("-----BEGIN ")
     async with opening(served.target.address) as meanwhile:
         answers = [await embed(meanwhile, "meanwhile")]
         renew()
@@ -290,8 +268,7 @@ def test_files_that_no_descriptor_was_left_to_read_are_read_later(
     if side == "server":
         read = ShownCertificate(PemFiles(pair.certificate, pair.key, None)).context
     else:
-        files = authority.certificate, pair.certificate, pair.key
-        read = ClientCredentials(client_settings(*files)).current
+        read = ClientCredentials(TlsSettings(pair.directory)).current
     first = read()
     put(fresh, pair)
 

@@ -2,7 +2,7 @@
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -13,7 +13,8 @@ from lab.fixtures.certificates import Authority, Pair
 from lab.fixtures.raw_http2 import open_streams
 from pentimento.domain import errors
 from pentimento.rpc import RpcChannelSettings, RpcServer, RpcServerSettings, credentials, error_from_rpc, open_channel
-from pentimento.rpc.credentials import PemFiles, Pems, channel_credentials, load
+from pentimento.rpc.credentials import Pems, channel_credentials, load
+from pentimento.rpc.settings import PemFiles, TlsSettings
 from pentimento.settings import SettingsError
 from tests.contract.rpc.scripted import channel_to, embed, serving
 
@@ -28,22 +29,13 @@ def stranger(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "stranger")
 
 
-def tls_server(authority: Authority, client_ca: Path | None = None) -> RpcServerSettings:
-    pair = authority.issue("server")
-    return RpcServerSettings(
-        listen=("127.0.0.1:0",),
-        tls_cert_file=pair.certificate,
-        tls_key_file=pair.key,
-        tls_client_ca_file=client_ca,
-    )
+def tls_server(authority: Authority, *, mutual: bool = False) -> RpcServerSettings:
+    return RpcServerSettings(listen=("127.0.0.1:0",), tls=TlsSettings(authority.issue("server").directory, mutual))
 
 
 def tls_client(authority: Authority, pair: Pair | None = None) -> RpcChannelSettings:
-    return RpcChannelSettings(
-        tls_ca_file=authority.certificate,
-        tls_client_cert_file=pair.certificate if pair else None,
-        tls_client_key_file=pair.key if pair else None,
-    )
+    directory = pair.trusting(authority).directory if pair is not None else authority.directory
+    return RpcChannelSettings(tls=TlsSettings(directory))
 
 
 @dataclass
@@ -68,11 +60,12 @@ def answer_or_error(request: pytest.FixtureRequest) -> Asked:
 async def test_tls_server_and_client_need_each_others_authority(
     answer_or_error: Asked, authority: Authority, stranger: Authority
 ) -> None:
-    plain, mutual = tls_server(authority), tls_server(authority, client_ca=authority.certificate)
+    plain, mutual = tls_server(authority), tls_server(authority, mutual=True)
     known, other = authority.issue("client"), stranger.issue("other-client")
 
     for server, client, answered in (
         (plain, tls_client(authority), True),
+        (plain, tls_client(authority, known), True),
         (plain, RpcChannelSettings(), False),
         (mutual, tls_client(authority, known), True),
         (mutual, tls_client(authority), False),
@@ -97,20 +90,23 @@ async def test_a_relayed_connection_that_agrees_on_another_protocol_is_closed(au
 
 
 def another_key(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
-    return replace(server, tls_key_file=authority.issue("other").key)
+    assert server.tls.files.key is not None
+    authority.issue("other").key.replace(server.tls.files.key)
+    return server
 
 
 def a_broken_authority(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
-    authority.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
-    return replace(server, tls_client_ca_file=authority.certificate)
+    assert server.tls.files.authorities is not None
+    server.tls.files.authorities.write_text("-----BEGIN CERTIFICATE-----\n")
+    return server
 
 
 def a_locked_key(authority: Authority, server: RpcServerSettings) -> RpcServerSettings:
-    assert server.tls_key_file is not None
-    key = serialization.load_pem_private_key(server.tls_key_file.read_bytes(), None)
+    assert server.tls.files.key is not None
+    key = serialization.load_pem_private_key(server.tls.files.key.read_bytes(), None)
     lock = serialization.BestAvailableEncryption(b"phrase")
     form = serialization.PrivateFormat.PKCS8
-    server.tls_key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
+    server.tls.files.key.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, lock))
     return server
 
 
@@ -119,19 +115,22 @@ def a_locked_key(authority: Authority, server: RpcServerSettings) -> RpcServerSe
 def test_certificates_that_cannot_serve_are_refused_by_name(
     spoil: Callable[[Authority, RpcServerSettings], RpcServerSettings], relayed: bool, authority: Authority
 ) -> None:
-    settings = spoil(authority, tls_server(authority))
+    settings = spoil(authority, tls_server(authority, mutual=True))
 
-    with pytest.raises(SettingsError, match=r"server\.pem, "):
+    with pytest.raises(SettingsError, match=r"server/tls\.crt, "):
         RpcServer(settings, "program", takes_turns=relayed)
 
 
 def without_authorities(authority: Authority, client: RpcChannelSettings) -> RpcChannelSettings:
-    authority.certificate.write_text("-----BEGIN CERTIFICATE-----\n")
+    assert client.tls.files.authorities is not None
+    client.tls.files.authorities.write_text("-----BEGIN CERTIFICATE-----\n")
     return client
 
 
 def with_another_key(authority: Authority, client: RpcChannelSettings) -> RpcChannelSettings:
-    return replace(client, tls_client_key_file=authority.issue("other").key)
+    assert client.tls.files.key is not None
+    authority.issue("other").key.replace(client.tls.files.key)
+    return client
 
 
 @pytest.mark.parametrize("spoil", [without_authorities, with_another_key])
@@ -140,7 +139,7 @@ async def test_certificates_that_no_server_can_be_called_with_are_refused_by_nam
 ) -> None:
     settings = spoil(authority, tls_client(authority, authority.issue("client")))
 
-    with pytest.raises(SettingsError, match=r"authority\.pem: "):
+    with pytest.raises(SettingsError, match=r"client/ca\.crt: "):
         open_channel("127.0.0.1:1", settings)
 
 
@@ -156,20 +155,24 @@ def test_files_of_a_channel_are_checked_once_until_they_change(
         return load(context, files)
 
     monkeypatch.setattr(credentials, "load", counted)
-    settings = tls_client(authority, authority.issue("client"))
+    settings = tls_client(authority, authority.issue("client")).tls
     first = [channel_credentials(settings) for _ in range(3)]
     renewed = authority.issue("client")
     second = [channel_credentials(settings) for _ in range(3)]
 
-    assert renewed.certificate == settings.tls_client_cert_file
+    assert renewed.certificate == settings.files.certificate
     assert len(checked) == 2
     assert (len(set(first)), len(set(second)), first[0] is second[0]) == (1, 1, False)
 
 
 def test_a_channel_that_is_opened_after_its_files_were_spoilt_is_refused(authority: Authority) -> None:
     settings = tls_client(authority)
-    channel_credentials(settings)
-    authority.certificate.write_text("")
-
-    with pytest.raises(SettingsError, match=r"authority\.pem: holds no PEM block"):
-        channel_credentials(settings)
+    channel_credentials(settings.tls)
+    for spoil, words in (
+        (lambda: authority.certificate.write_text(""), "holds no PEM block"),
+        (authority.certificate.unlink, "cannot be read: No such file"),
+    ):
+        spoil()
+        # Never without TLS.
+        with pytest.raises(SettingsError, match=rf"authority/ca\.crt: {words}"):
+            open_channel("127.0.0.1:1", settings)

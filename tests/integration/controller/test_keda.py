@@ -17,6 +17,7 @@ from pentimento.domain.demand import PoolDemand
 from pentimento.domain.fleet import ModelCost, Replica, ReplicaKind, ReplicaReport
 from pentimento.domain.tenants import Role
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings, new_token, open_channel, token_entry
+from pentimento.rpc.settings import TlsSettings
 from services.controller.settings import ControllerSettings, PolicySettings
 from services.controller.wiring import ControllerProcess, wire
 from tests.support.values import a_worker
@@ -145,9 +146,7 @@ async def test_scaler_needs_a_certificate_where_one_is_required_and_never_a_toke
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(token_entry(new_token(), "acme", frozenset({Role.SERVICE})))
     settings = ControllerSettings(
-        RpcServerSettings(
-            listen=(address,), token_file=tokens, tls_cert_file=shown.certificate, tls_key_file=shown.key
-        ),
+        RpcServerSettings(listen=(address,), token_file=tokens, tls=TlsSettings(shown.directory)),
         scaler_listen=("127.0.0.1:0",),
         scaler_client_ca_file=authority.certificate,
     )

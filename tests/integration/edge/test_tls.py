@@ -16,15 +16,12 @@ from lab.fixtures.frontdoor_suite import running_suite
 from lab.fixtures.paced_worker import PacedWorker, image_of
 from pentimento.domain.tenants import Role
 from pentimento.rpc import token_entry, watched_file
+from pentimento.rpc.settings import TlsSettings
 from tests.integration.edge.conftest import files_of, signing_keys
 from tests.support.silent_connections import silent_connections
 
 ASKED = {"prompt": "a red circle", "num_inference_steps": 1}
 SHOWN = {"Authorization": "Bearer a-token"}
-
-
-def served(pair: Pair) -> dict[str, Path]:
-    return {"tls_cert_file": pair.certificate, "tls_key_file": pair.key}
 
 
 @dataclass(frozen=True)
@@ -54,22 +51,15 @@ async def guarded(
     from lab.fixtures.edge_suite import running_edge
 
     ours = Authority(folder, "ours")
-    shown = served(ours.issue("server"))
+    shown = ours.issue("server").directory
     tokens = folder / "tokens.toml"
     tokens.write_text(token_entry("a-token", "acme", frozenset({Role.USER})))
-    asking = {"tls_client_ca_file": ours.certificate}
-    keys = signing_keys(folder)
-    async with running_suite(folder, token_file=tokens, tls={**shown, **asking}, signing_key_file=keys) as suite:
+    tls = {"tls_dir": shown, "mutual_tls": True}
+    async with running_suite(folder, token_file=tokens, tls=tls, signing_key_file=signing_keys(folder)) as suite:
         frontdoor = suite.frontdoor.server.bound_addresses[-1]
-        own = ours.issue("edge")
-        called = {
-            "tls_ca_file": ours.certificate,
-            "tls_client_cert_file": own.certificate,
-            "tls_client_key_file": own.key,
-        }
         options = {
-            "tls": {**shown, **(asking if client_authority else {})},
-            "frontdoor_tls": called,
+            "tls": TlsSettings(shown, client_authority),
+            "frontdoor_tls": TlsSettings(ours.issue("edge").directory),
             **files_of(folder),
         }
         # Use asyncio's own bound: the frontdoor of this process has lowered it.
@@ -136,7 +126,7 @@ async def test_silent_connections_hold_little(guarded: GuardedEdge) -> None:
 
 async def test_new_callers_are_served_while_certificates_are_written(guarded: GuardedEdge) -> None:
     """The edge opens a connection for each new caller, from files that may be incomplete."""
-    (guarded.folder / "edge.key").write_text("-----BEGIN ")
+    (guarded.folder / "edge" / "tls.key").write_text("-----BEGIN ")
     async with guarded.http() as http:
         answer = await http.post("/v1/images/generations", json=ASKED, headers=SHOWN)
 
@@ -157,8 +147,8 @@ async def test_a_renewed_certificate_is_shown_to_new_connections(
     pem = renewed.certificate.read_text()
     async with guarded.http(known) as before, guarded.http(known) as after:
         first = certificate_shown(await before.get("/health"))
-        renewed.key.replace(guarded.folder / "server.key")
-        renewed.certificate.replace(guarded.folder / "server.pem")
+        renewed.key.replace(guarded.folder / "server" / "tls.key")
+        renewed.certificate.replace(guarded.folder / "server" / "tls.crt")
         shown = certificate_shown(await after.get("/health")), certificate_shown(await before.get("/health"))
     async with guarded.http() as nobody:
         with pytest.raises(httpx.TransportError):

@@ -232,7 +232,7 @@ async def test_servers_are_verified_by_named_authorities(folder: Path, worker: P
     deliveries = []
     for authority in (ours, others):
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        pair = authority.issue(f"server-{authority.certificate.stem}")
+        pair = authority.issue(f"server-{authority.directory.name}")
         tls.load_cert_chain(pair.certificate, pair.key)
         async with running_webhook_server(tls) as server:
             settings = calling(folder, server, webhook_ca_file=ours.certificate, webhook_tries=1)

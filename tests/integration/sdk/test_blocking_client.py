@@ -195,8 +195,10 @@ def clients_threads() -> set[threading.Thread]:
 def test_a_client_that_could_not_be_made_leaves_no_thread(tmp_path: Path, named: type[Path | str]) -> None:
     before = clients_threads()
 
-    with pytest.raises(SettingsError, match=r"none\.pem: cannot be read"):
-        Client("localhost:1", tls_ca_file=named(tmp_path / "none.pem"))
+    (tmp_path / "ca.crt").touch()
+
+    with pytest.raises(SettingsError, match=r"ca\.crt: holds no PEM block"):
+        Client("localhost:1", tls_dir=named(tmp_path))
 
     assert clients_threads() <= before
 

@@ -11,7 +11,7 @@ import pytest
 
 from lab.fixtures.charts.combinations import EXTERNAL
 from lab.fixtures.charts.release import RenderedRelease, component
-from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, HelmRefusal, Manifest, run_helm
+from lab.fixtures.charts.rendering import CHART, NAMESPACE, RELEASE, TOOLS, Manifest, run_helm
 from lab.fixtures.charts.rules import LED
 from lab.fixtures.charts.starting import SETTINGS, environments
 from pentimento.stores.ledger.database import open_engine
@@ -237,21 +237,27 @@ def test_example_of_fifty_gpus_scales_all_but_frontdoors_and_controller(rendered
     }
 
 
-def test_keda_shows_a_certificate_where_the_suite_does(rendered: Rendering) -> None:
-    scaled = {"workerDefaults": {"autoscaling": KEDA}}
-    mutual = {"tls": {"secret": "certificates", "mutual": True}, "keda": {"clientSecret": "keda-client"}}
-    manifests = rendered(EXTERNAL, scaled, mutual)
+@pytest.mark.parametrize(
+    ("tls", "secret"),
+    [
+        ({"secret": "certificates"}, "certificates"),
+        ({"secret": "certificates", "mutual": True}, "certificates"),
+        ({"issuer": {"name": "suite"}, "mutual": True}, "pentimento-controller-tls"),
+    ],
+)
+def test_keda_shows_certificate_of_controller_with_mutual_tls(
+    tls: dict[str, Any], secret: str, rendered: Rendering
+) -> None:
+    manifests = rendered(EXTERNAL, {"workerDefaults": {"autoscaling": KEDA}}, {"tls": tls})
     (authentication,) = RenderedRelease(manifests).of("TriggerAuthentication")
+    mutual = {"tlsClientCert": (secret, "tls.crt"), "tlsClientKey": (secret, "tls.key")} if "mutual" in tls else {}
 
     assert {one["parameter"]: (one["name"], one["key"]) for one in authentication["spec"]["secretTargetRef"]} == {
-        "caCert": ("certificates", "ca.crt"),
-        "tlsClientCert": ("keda-client", "tls.crt"),
-        "tlsClientKey": ("keda-client", "tls.key"),
+        "caCert": (secret, "ca.crt"),
+        **mutual,
     }
-    controller = environments(manifests)["controller"]
-    assert controller["PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE"] == "/run/secrets/tls/ca.crt"
-    with pytest.raises(HelmRefusal, match=r"keda.clientSecret: with tls.mutual"):
-        rendered(EXTERNAL, scaled, {"tls": {"secret": "certificates", "mutual": True}})
+    required = environments(manifests)["controller"].get("PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE")
+    assert required == ("/run/secrets/tls/ca.crt" if mutual else None)
 
 
 def test_controller_without_keda_has_no_scaler(rendered: Rendering) -> None:

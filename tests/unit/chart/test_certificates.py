@@ -81,15 +81,15 @@ def test_frontdoor_certificate_has_further_name(rendered: Rendering) -> None:
 @pytest.mark.parametrize("values", [ISSUED, SHARED], ids=["issuer", "secret"])
 def test_services_with_mutual_tls_read_the_rules(values: dict[str, Any], rendered: Rendering) -> None:
     given = {
-        name: (variables.get("PENTIMENTO_COMMON_TLS_CALLERS_FILE"), own)
+        name: tuple(variables.get(f"PENTIMENTO_COMMON_{key}") for key in ("TLS_DIR", "MUTUAL_TLS", "TLS_CALLERS_FILE"))
         for name, variables in environments(rendered(EXTERNAL, values)).items()
-        for own in [variables.get(f"PENTIMENTO_{name.upper()}_TLS_CLIENT_CA_FILE")]
     }
 
-    # Clients of frontdoor and edge need no certificate.
-    assert {name for name, (rules, own) in given.items() if rules is None} == {"frontdoor", "edge"}
-    assert given["frontdoor"][1] == given["edge"][1] == ""
-    assert {rules for rules, _ in given.values()} == {None, RULES_FILE}
+    # Clients of frontdoor and edge need no certificate; both show theirs to the other services.
+    clients = {name: given.pop(name) for name in ("frontdoor", "edge")}
+    assert set(clients.values()) == {("/run/secrets/tls", None, None)}
+    assert set(given.values()) == {("/run/secrets/tls", "true", RULES_FILE)}
+    assert len(given) > 5
 
 
 def test_rules_can_be_turned_off(rendered: Rendering) -> None:

@@ -53,14 +53,19 @@ def test_one_process_serves_and_two_serve() -> None:
     assert (told(1), told(2)) == ("1 process serves", "2 processes serve")
 
 
-def test_certificate_without_key_is_wrong_usage_naming_flag(tmp_path: Path) -> None:
-    there = tmp_path / "some.pem"
-    there.touch()
+@pytest.mark.parametrize(
+    ("there", "lacking"), [(("ca.crt", "tls.crt"), "tls.key is missing"), (("tls.crt", "tls.key"), "ca.crt is missing")]
+)
+def test_incomplete_tls_directory_is_wrong_usage_naming_flag(
+    there: tuple[str, str], lacking: str, tmp_path: Path
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
 
-    done = CliRunner().invoke(cli, ["jobs", "list", "--address", NOBODY, "--tls-client-cert-file", str(there)])
+    done = CliRunner().invoke(cli, ["jobs", "list", "--address", NOBODY, "--tls-dir", str(tmp_path)])
 
     assert done.exit_code == 2
-    assert "Error: --tls-client-key-file must be given where a client's certificate or its key is" in done.output
+    assert f"Error: Invalid value for '--tls-dir': {tmp_path}: {lacking}" in done.output
 
 
 def test_an_option_that_lacks_another_is_wrong_usage() -> None:

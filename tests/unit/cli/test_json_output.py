@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from pentimento.cli import SUBCOMMANDS, adapters, cli, control, models, token
-from pentimento.cli.connection import TLS_FILES
 from pentimento.domain.adapters import Adapter, AdapterKind
 from pentimento.domain.generation import ObjectReference
 from pentimento.domain.image_request import PinnedImage
@@ -64,11 +63,11 @@ def test_page_lists_every_command_with_json() -> None:
     assert named == COMMANDS.keys() - WITHOUT_JSON.keys()
 
 
-def test_every_command_with_token_takes_tls_files() -> None:
+def test_every_command_with_token_takes_tls_directory() -> None:
     options = {name: {one.name for one in command.params} for name, command in COMMANDS.items()}
     callers = {name for name, own in options.items() if "token" in own}
 
-    assert {name for name in callers if not set(TLS_FILES) <= options[name]} == set()
+    assert {name for name in callers if "tls_dir" not in options[name]} == set()
     assert "jobs submit" in callers
 
 

@@ -44,19 +44,64 @@ WRONG = (
     ("--max-concurrent-calls 0", "at least 1"),
     ("--token-file /nonexistent", "no such file"),
     ("--service-token-file /nonexistent", "no such file"),
-    ("--tls-cert-file PEM", "given together"),
-    ("--tls-key-file PEM", "given together"),
-    ("--tls-client-ca-file PEM", "needs --tls-cert-file"),
-    ("--tls-callers-file PEM", "needs --tls-client-ca-file"),
-    ("--tls-client-key-file PEM", "given together"),
-    ("--tls-client-cert-file PEM --tls-client-key-file PEM", "needs --tls-ca-file"),
+    ("--tls-dir /nonexistent", "--tls-dir no such file or directory: /nonexistent"),
+    ("--tls-dir PEM", "--tls-dir PEM/tls.crt: cannot be read: Not a directory"),
+    ("--mutual-tls", "--mutual-tls needs --tls-dir with tls.crt, tls.key and ca.crt"),
+    ("--tls-callers-file PEM", "--tls-callers-file needs --mutual-tls"),
+    ("--tls-ca-file PEM", "`tls_dir` has it as ca.crt"),
 )
 
 
 def test_settings_wrong_value_is_named(pem: str) -> None:
     for argv, words in WRONG:
         error = refusal(*(part.replace("PEM", pem) for part in argv.split(" ")))
-        assert words in error, (argv, error)
+        assert words.replace("PEM", pem) in error, (argv, error)
+
+
+@pytest.mark.parametrize(
+    ("present", "flags", "words"),
+    [
+        ("", "", "--tls-dir DIR: has neither tls.crt with tls.key nor ca.crt"),
+        ("tls.crt", "", "--tls-dir DIR: tls.key is missing"),
+        ("tls.key ca.crt", "", "--tls-dir DIR: tls.crt is missing"),
+        ("ca.crt", "--listen=h:1", "--tls-dir DIR: tls.crt is missing, which --listen h:1 needs"),
+        ("ca.crt", "--mutual-tls", "--mutual-tls: tls.crt and tls.key missing in --tls-dir DIR"),
+        ("tls.crt tls.key", "--mutual-tls", "--mutual-tls: ca.crt missing in --tls-dir DIR"),
+    ],
+)
+def test_settings_incomplete_tls_directory_names_missing_file(
+    present: str, flags: str, words: str, tmp_path: Path
+) -> None:
+    for name in present.split():
+        (tmp_path / name).touch()
+
+    assert refusal("--tls-dir", str(tmp_path), *flags.split()) == f"embedder: {words.replace('DIR', str(tmp_path))}"
+
+
+def test_settings_unreadable_tls_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").mkdir()
+
+    assert f"--tls-dir {tmp_path}/ca.crt: cannot be read: Is a directory" in refusal("--tls-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("present", "flags", "served", "called"),
+    [
+        ("ca.crt", "--listen=unix:/s", "", "ca.crt"),
+        ("tls.crt tls.key", "--listen=h:1", "tls.crt tls.key", "tls.crt tls.key"),
+        ("tls.crt tls.key ca.crt", "--listen=h:1", "tls.crt tls.key", "tls.crt tls.key ca.crt"),
+        ("tls.crt tls.key ca.crt", "--listen=h:1 --mutual-tls", "tls.crt tls.key ca.crt", "tls.crt tls.key ca.crt"),
+    ],
+)
+def test_settings_files_of_tls_directory_are_used_by_both_sides(
+    present: str, flags: str, served: str, called: str, tmp_path: Path
+) -> None:
+    for name in present.split():
+        (tmp_path / name).touch()
+    loaded = load_settings(Settings, "embedder", ["--tls-dir", str(tmp_path), *flags.split()], {})
+
+    assert [path.name for path in loaded.rpc.tls.served.paths] == served.split()
+    assert [path.name for path in loaded.channel.tls.files.paths] == called.split()
 
 
 def test_settings_malformed_variable_of_opentelemetry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,6 @@ def test_common_settings_of_other_services_are_no_misspelt_ones() -> None:
         assert set(from_environment("common", own, environ)) == set(own) & names, service
 
 
-def test_controller_takes_client_authority_of_common_certificates() -> None:
-    environ = {f"PENTIMENTO_COMMON_TLS_{name}_FILE": "pem" for name in ("CLIENT_CA", "CLIENT_CERT", "CLIENT_KEY")}
-
-    assert set(from_environment("common", by_name(ControllerSettings), environ)) == {"tls_client_ca_file"}
-
-
 def faults_of(service: type) -> Iterator[str]:
     """Yield each setting of a class that refuses its default or a bound, or takes a value beyond one or other text."""
     for one in by_name(service).values():

@@ -246,6 +246,17 @@ def test_load_settings_refuses_two_fields_of_one_name() -> None:
         load_settings(Twice, "embedder", [], {})
 
 
+def test_load_settings_nested_class_twice_has_one_value() -> None:
+    @dataclass(frozen=True)
+    class Both:
+        server: Nested
+        channel: Nested
+
+    loaded = load_settings(Both, "embedder", ["--timeout-s", "7"], {})
+
+    assert (loaded.server.timeout_s, loaded.channel.timeout_s) == (7.0, 7.0)
+
+
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_load_settings_any_text_is_taken_or_refused(threads: str, timeout: str) -> None:
     environ = {"PENTIMENTO_EMBEDDER_THREADS": threads, "PENTIMENTO_EMBEDDER_TIMEOUT_S": timeout}

@@ -1,7 +1,6 @@
 {{/* The settings of every service, as variables: what docker-compose.yml and deploy/services.yml give. */}}
 
 {{- define "pentimento.env.common" -}}
-{{- $tls := "/run/secrets/tls" -}}
 PENTIMENTO_COMMON_INSTANCE_ID: "{hostname}"
 PENTIMENTO_COMMON_DRAIN_TIMEOUT_S: {{ include "pentimento.text" .root.Values.drainSeconds | quote }}
 PENTIMENTO_COMMON_LOG_LEVEL: {{ .root.Values.logLevel }}
@@ -15,17 +14,11 @@ PENTIMENTO_COMMON_TOKEN_FILE: {{ include "pentimento.secretFile" "tokens.toml" }
 PENTIMENTO_COMMON_SERVICE_TOKEN_FILE: {{ include "pentimento.secretFile" "service_token" }}
 {{- end }}
 {{- if include "pentimento.secure" .root }}
-PENTIMENTO_COMMON_TLS_CERT_FILE: {{ $tls }}/tls.crt
-PENTIMENTO_COMMON_TLS_KEY_FILE: {{ $tls }}/tls.key
-PENTIMENTO_COMMON_TLS_CA_FILE: {{ $tls }}/ca.crt
-{{- if .root.Values.tls.mutual }}
-PENTIMENTO_COMMON_TLS_CLIENT_CA_FILE: {{ $tls }}/ca.crt
-PENTIMENTO_COMMON_TLS_CLIENT_CERT_FILE: {{ $tls }}/tls.crt
-PENTIMENTO_COMMON_TLS_CLIENT_KEY_FILE: {{ $tls }}/tls.key
-{{- if has .service (list "frontdoor" "edge") }}
-{{ printf "PENTIMENTO_%s_TLS_CLIENT_CA_FILE" (upper .service) }}: ""
-{{- else if include "pentimento.callerRules" .root }}
-PENTIMENTO_COMMON_TLS_CALLERS_FILE: {{ $tls }}/callers.toml
+PENTIMENTO_COMMON_TLS_DIR: /run/secrets/tls
+{{- if and .root.Values.tls.mutual (not (has .service (list "frontdoor" "edge"))) }}
+PENTIMENTO_COMMON_MUTUAL_TLS: "true"
+{{- if include "pentimento.callerRules" .root }}
+PENTIMENTO_COMMON_TLS_CALLERS_FILE: /run/secrets/tls/callers.toml
 {{- end }}
 {{- end }}
 {{- end }}
@@ -70,7 +63,7 @@ PENTIMENTO_CONTROLLER_STANDBY: "true"
 {{- if include "pentimento.scaledByKeda" .root }}
 PENTIMENTO_CONTROLLER_SCALER_LISTEN: 0.0.0.0:50053
 PENTIMENTO_CONTROLLER_SCALED_MODELS: {{ include "pentimento.scaledModels" .root | quote }}
-{{- if .root.Values.keda.clientSecret }}
+{{- if .root.Values.tls.mutual }}
 PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE: /run/secrets/tls/ca.crt
 {{- end }}
 {{- end }}

@@ -161,12 +161,6 @@ s3://{{ $stores.s3.bucket }}{{ with $prefix }}/{{ . }}{{ end }}?{{ join "&" $par
 {{- fail (printf "autoscaling.maxReplicas of %s: must be at least minReplicas" .name) }}
 {{- end }}
 {{- end }}
-{{- if and (include "pentimento.scaledByKeda" .) .Values.tls.mutual (not .Values.keda.clientSecret) }}
-{{- fail "keda.clientSecret: with tls.mutual KEDA shows a certificate too" }}
-{{- end }}
-{{- if and .Values.keda.clientSecret (not (include "pentimento.secure" .)) }}
-{{- fail "keda.clientSecret: needs tls.secret or tls.issuer.name" }}
-{{- end }}
 {{- if and .Values.tls.secret .Values.tls.issuer.name }}
 {{- fail "tls.issuer.name: certificates come from tls.secret or from an issuer, not from both" }}
 {{- end }}
