@@ -169,6 +169,7 @@ REMOVED = {
     "upload_timeout_s": "a result waits 2 s for its uploads",
     "warm_up_s": "larger batches are measured for 10 s before serving",
     "webhook_plain_http": "`webhook_hosts` takes http://NAME",
+    "webhook_networks": "`webhook_hosts` takes networks, too",
     "webhook_pause_s": "pauses between calls of a webhook begin at 5 s",
     "webhook_timeout_s": "one call of a webhook takes 10 s at most",
     "webhook_tries": "a webhook is called 12 times at most",

@@ -231,9 +231,10 @@ class FrontdoorSettings:
         "frontdoor over SQLite and without cells makes it",
     )
     webhook_hosts: tuple[str, ...] = setting(
-        (), help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT, without TLS http://NAME; empty: none"
+        (),
+        help="hosts that webhooks may call: NAME, *.NAME or NAME:PORT, without TLS http://NAME, and private networks "
+        "that these may be in, such as 10.0.0.0/8; empty: none",
     )
-    webhook_networks: tuple[str, ...] = setting((), help="private networks that webhooks may call, such as 10.0.0.0/8")
     webhook_ca_file: Path | None = setting(None, help="PEM authorities of webhook servers; empty: the system's")
     adopt_objects: bool = setting(False, help="take over another journal's objects: those without a row are swept")
 

@@ -357,7 +357,7 @@ def wire_webhooks(
 ) -> Webhooks:
     """Return the webhooks that the settings allow; none are called without hosts. Raises InvalidArgument naming the
     wrong setting."""
-    rules = webhook_rules(settings.webhook_hosts, settings.webhook_networks)
+    rules = webhook_rules(settings.webhook_hosts)
     # Reading the system's authorities is slow; a start without webhooks skips it.
     tls = _believing(settings) if rules.hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     caller = WebhookCaller(rules, tls, fixed.webhook_timeout_s)

@@ -73,9 +73,8 @@ class HostRule:
         Raises InvalidArgument."""
         found = _HOST_RULE.fullmatch(text.lower())
         if found is None or len(text) > MAX_URL_CHARS:
-            raise InvalidArgument.of(
-                "webhook_hosts", f"must be NAME, *.NAME, NAME:PORT or http://NAME, got {text[:80]!r}"
-            )
+            forms = "NAME, *.NAME, NAME:PORT, http://NAME or a network such as 10.0.0.0/8"
+            raise InvalidArgument.of("webhook_hosts", f"must be {forms}, got {text[:80]!r}")
         port = int(found["port"]) if found["port"] else None
         return cls(found["host"], bool(found["any"]), port, found["scheme"] or "https")
 
@@ -122,13 +121,14 @@ class WebhookRules:
         return found.is_global and not found.is_multicast and not found.is_reserved and not no_host
 
 
-def webhook_rules(hosts: tuple[str, ...], networks: tuple[str, ...]) -> WebhookRules:
-    """Return the rules of an operator's settings. Raises InvalidArgument naming the wrong one."""
+def webhook_rules(entries: tuple[str, ...]) -> WebhookRules:
+    """Read hosts, and networks such as `10.0.0.0/8`. Raises InvalidArgument."""
+    networks = [text for text in entries if "/" in text.removeprefix("http://")]
+    hosts = tuple(HostRule.of_text(text) for text in entries if text not in networks)
     try:
-        parsed = tuple(ip_network(text) for text in networks)
+        return WebhookRules(hosts, tuple(map(ip_network, networks)))
     except ValueError as error:
-        raise InvalidArgument.of("webhook_networks", f"must be networks such as 10.0.0.0/8: {error}") from None
-    return WebhookRules(tuple(map(HostRule.of_text, hosts)), parsed)
+        raise InvalidArgument.of("webhook_hosts", f"must have networks such as 10.0.0.0/8: {error!s:.120}") from None
 
 
 def _unwrapped(address: str) -> Address:

@@ -26,19 +26,21 @@ from pentimento.stores.ledger.journal.webhooks import AskedWebhook
 from services.frontdoor.webhooks.calling import WebhookCaller, WebhookFailed, webhook_rules
 from tests.integration.frontdoor.webhook_server import OK, WebhookServer, running_webhook_server
 
-LOOPBACK = ("127.0.0.0/8",)
+LOOPBACK = "127.0.0.0/8"
 UNAVAILABLE = b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\n\r\n"
 
 
-def calling(folder: Path, *servers: WebhookServer, **changes: Any) -> dict[str, Any]:
-    """Return settings that allow webhooks to these servers."""
+def calling(
+    folder: Path, *servers: WebhookServer, networks: tuple[str, ...] = (LOOPBACK,), **changes: Any
+) -> dict[str, Any]:
+    """Return settings that allow webhooks to these servers in these networks."""
+    hosts = [f"{plain}127.0.0.1:{server.port}" for server in servers for plain in ("", "http://")]
     keys = folder / "keys"
     if not keys.exists():
         keys.write_text(new_signing_key())
     return {
         "signing_key_file": keys,
-        "webhook_hosts": tuple(f"{plain}127.0.0.1:{server.port}" for server in servers for plain in ("", "http://")),
-        "webhook_networks": LOOPBACK,
+        "webhook_hosts": (*hosts, *networks),
         "webhook_timeout_s": 60.0,
         "webhook_pause_s": 0.01,
         **changes,
@@ -150,7 +152,7 @@ async def test_failed_call_is_retried_under_same_id(folder: Path, worker: PacedW
         (b"HTTP/1.1 307 Moved\r\nLocation: INSIDE\r\nContent-Length: 0\r\n\r\n", {"webhook_tries": 2}, 2, "status 307"),
         (
             OK,
-            {"webhook_networks": (), "webhook_tries": 1},
+            {"networks": (), "webhook_tries": 1},
             0,
             "its host resolves to an address that may not be called",
         ),
@@ -258,7 +260,7 @@ async def test_webhook_connects_to_the_checked_address(monkeypatch: pytest.Monke
         return [(2, 1, 6, "", (address, port))]
 
     async with running_webhook_server() as server:
-        rules = webhook_rules((f"http://rebinds.example:{server.port}",), ("127.0.0.1/32",))
+        rules = webhook_rules((f"http://rebinds.example:{server.port}", "127.0.0.1/32"))
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 60.0)
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         url = f"http://rebinds.example:{server.port}/"
@@ -284,7 +286,7 @@ async def test_slow_resolver_blocks_neither_threads_nor_other_work(
         raise socket.gaierror
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    rules = webhook_rules(("slow.example",), ())
+    rules = webhook_rules(("slow.example",))
     caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 0.05)
     try:
         # More often than the pool has threads.
@@ -313,7 +315,7 @@ async def test_slow_resolver_blocks_neither_threads_nor_other_work(
 )
 async def test_invalid_webhook_answer_is_a_failure(answer: bytes | None, timeout_s: float, words: str) -> None:
     async with running_webhook_server(answers=[answer]) as server:
-        rules = webhook_rules((f"http://127.0.0.1:{server.port}",), LOOPBACK)
+        rules = webhook_rules((f"http://127.0.0.1:{server.port}", LOOPBACK))
         caller = WebhookCaller(rules, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout_s)
         with pytest.raises(WebhookFailed, match=words):
             await caller.post(url_of(server), {}, b"{}")

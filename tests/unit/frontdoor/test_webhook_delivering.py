@@ -107,7 +107,7 @@ async def running_webhooks(
     clock: SetClock, journal: JournalWebhooks, limits: DeliveryLimits
 ) -> AsyncIterator[tuple[Webhooks, "asyncio.Queue[str]"]]:
     caller = Caller()
-    rules = webhook_rules(("*.example",), ())
+    rules = webhook_rules(("*.example",))
     webhooks = Webhooks(journal, clock, cast(WebhookCaller, caller), rules, lambda: (b"k" * 32,), limits)
     running = asyncio.create_task(webhooks.run_forever())
     try:
