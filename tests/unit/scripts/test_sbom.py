@@ -88,5 +88,5 @@ def test_images_are_the_targets_of_the_dockerfile() -> None:
     stages = re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE)
 
     assert {*IMAGES} - {"frontdoor-c2pa"} == {*stages} - {
-        "base", "requirements", "code", "profiles", "tiny_models", "service", "models",
+        "backup", "base", "requirements", "code", "profiles", "tiny_models", "service", "models",
     }  # fmt: skip
