@@ -71,9 +71,8 @@ def served() -> Iterator[ScalerUnderTest]:
         port = free_port()
         controller = [
             *("services.controller", "--listen", f"unix:{folder}/c", "--scaler-listen", f"127.0.0.1:{port}"),
-            *("--tls-dir", str(authority.issue("controller").directory)),
-            *("--scaler-client-ca-file", str(authority.certificate), "--scaled-models", f"{MODEL},{OTHER}"),
-            *("--slo-s", "10", "--plan-interval-s", "1"),
+            *("--tls-dir", str(authority.issue("controller").directory), "--mutual-tls"),
+            *("--scaled-models", f"{MODEL},{OTHER}", "--slo-s", "10", "--plan-interval-s", "1"),
         ]
         frontdoor = [
             *("services.frontdoor", "--listen", f"unix:{folder}/f", "--controller-address", f"unix:{folder}/c"),

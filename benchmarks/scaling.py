@@ -291,7 +291,7 @@ def main() -> int:
         environment = ENVIRONMENT | {
             "PENTIMENTO_COMMON_TLS_DIR": str(authority.issue("controller").directory),
             "PENTIMENTO_CONTROLLER_SCALER_LISTEN": f"127.0.0.1:{port}",
-            "PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE": str(authority.certificate),
+            "PENTIMENTO_CONTROLLER_MUTUAL_TLS": "true",
         }
         with local_suite(flags, environment=environment) as suite:
             stubs = make_stubs(Path(folder) / "stubs")

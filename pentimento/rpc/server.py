@@ -35,7 +35,6 @@ from pentimento.rpc.relay.listener import ALPN
 from pentimento.rpc.settings import (
     BOUNDS,
     SOCKET_PATH_BYTES,
-    PemFiles,
     RpcServerSettings,
     ServerBounds,
     TraceDetail,
@@ -96,12 +95,10 @@ class RpcServer:
         *,
         takes_turns: bool = False,
         bounds: ServerBounds = BOUNDS,
-        pem: PemFiles | None = None,
     ) -> None:
         """Prepare a server. `service` is the name in logs and instance id; `keys` are accepted in addition to the token
-        file; `takes_turns`: host:port connections alternate, so that none waits for another's calls (Linux);
-        `pem` replaces the certificates of the settings. SettingsError if tokens, certificates or rules of callers
-        cannot be read."""
+        file; `takes_turns`: host:port connections alternate, so that none waits for another's calls (Linux).
+        SettingsError if tokens, certificates or rules of callers cannot be read."""
         self.settings = settings
         self._bounds = bounds
         self.service = service
@@ -109,7 +106,7 @@ class RpcServer:
         self.instance_id = named or f"{service}-{secrets.token_hex(4)}"
         self.bound_addresses: tuple[str, ...] = ()
         self._identities = open_identities(settings.token_file, keys)
-        pem = pem or settings.tls.served
+        pem = settings.tls.served
         self._credentials = server_credentials(pem)
         self._relay: Relay | None = None
         if takes_turns and sys.platform == "linux":

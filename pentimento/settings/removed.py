@@ -133,6 +133,7 @@ REMOVED = {
     "run_price": "`policy_options` takes it, as run_price=NUMBER",
     "safety_addresses": "`discriminator_addresses` names all discriminator processes",
     "samples": "profiles have the counts of each row",
+    "scaler_client_ca_file": "the scaler follows `tls_dir` and `mutual_tls`",
     "score_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",
     "search_timeout_ms": "`part_wait_factor` multiplies the waits for optional parts",
     "selector_profiles": "`profiles` names files of all kinds",

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pentimento.domain.components import DEFAULT_DISK_MIB
@@ -170,9 +169,6 @@ class ControllerSettings:
     scaler_listen: tuple[str, ...] = setting(
         (), help="addresses of the external scaler for KEDA, without tokens; empty: none"
     )
-    scaler_client_ca_file: Path | None = setting(
-        None, help="PEM authorities of KEDA's client certificate; set: mutual TLS of the scaler", must_exist=True
-    )
     scaled_models: tuple[str, ...] = setting(
         (), help="models that an autoscaler starts on demand: requests wait for their first worker"
     )
@@ -190,8 +186,6 @@ class ControllerSettings:
             check_address("--scaler-listen", address)
         if set(self.scaler_listen) & {address for address in self.rpc.listen if not address.endswith(":0")}:
             raise ValueError("--scaler-listen must be other addresses than --listen")
-        if self.scaler_client_ca_file is not None and self.rpc.tls.files.certificate is None:
-            raise ValueError("--scaler-client-ca-file needs --tls-dir with tls.crt and tls.key")
 
     def policy(self, handover: Handover | None = None) -> ServingPolicy:
         """Build the policy. `handover`: the registered hand-over from the light to the heavy model; its f(t) replaces

@@ -132,13 +132,12 @@ def wire(
 
 
 def _scaler_server(settings: ControllerSettings, scaler: Scaler) -> RpcServer:
-    """Return the server of the scaler, with this process's certificate. KEDA has no token: a caller that
-    reaches it, with a certificate where one is required, may read numbers of replicas."""
+    """Return the server of the scaler, with the TLS of this process's others. KEDA has no token: a caller that
+    reaches it, with a certificate where TLS is mutual, may read numbers of replicas."""
     rpc = replace(
         settings.rpc, listen=settings.scaler_listen, token_file=None, metrics_listen="", tls_callers_file=None
     )
-    pem = replace(rpc.tls.files, authorities=settings.scaler_client_ca_file)
-    server = RpcServer(rpc, "controller-scaler", pem=pem)
+    server = RpcServer(rpc, "controller-scaler")
     server.add(add_ExternalScalerServicer_to_server, KedaScalerServicer(scaler), SCALER_FULL_NAME, ANY_TOKEN)
     return server
 

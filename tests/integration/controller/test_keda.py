@@ -146,9 +146,8 @@ async def test_scaler_needs_a_certificate_where_one_is_required_and_never_a_toke
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(token_entry(new_token(), "acme", frozenset({Role.SERVICE})))
     settings = ControllerSettings(
-        RpcServerSettings(listen=(address,), token_file=tokens, tls=TlsSettings(shown.directory)),
+        RpcServerSettings(listen=(address,), token_file=tokens, tls=TlsSettings(shown.directory, mutual_tls=True)),
         scaler_listen=("127.0.0.1:0",),
-        scaler_client_ca_file=authority.certificate,
     )
     async with running(settings) as process:
         assert process.scaler_server is not None

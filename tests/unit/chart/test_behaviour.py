@@ -256,8 +256,8 @@ def test_keda_shows_certificate_of_controller_with_mutual_tls(
         "caCert": (secret, "ca.crt"),
         **mutual,
     }
-    required = environments(manifests)["controller"].get("PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE")
-    assert required == ("/run/secrets/tls/ca.crt" if mutual else None)
+    required = environments(manifests)["controller"].get("PENTIMENTO_COMMON_MUTUAL_TLS")
+    assert required == ("true" if mutual else None)
 
 
 def test_controller_without_keda_has_no_scaler(rendered: Rendering) -> None:

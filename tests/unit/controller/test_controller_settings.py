@@ -82,6 +82,7 @@ def test_policy_options_reach_the_policy() -> None:
     [
         ("--expected-per-s", "`policy_options` takes it, as expected_per_s=NUMBER"),
         ("--retention-s", "a silent replica stays visible for 60 s"),
+        ("--scaler-client-ca-file", "the scaler follows `tls_dir` and `mutual_tls`"),
         ("--leader-lease-s", "`lease_s` is also the silence of a leader"),
     ],
 )

@@ -63,9 +63,6 @@ PENTIMENTO_CONTROLLER_STANDBY: "true"
 {{- if include "pentimento.scaledByKeda" .root }}
 PENTIMENTO_CONTROLLER_SCALER_LISTEN: 0.0.0.0:50053
 PENTIMENTO_CONTROLLER_SCALED_MODELS: {{ include "pentimento.scaledModels" .root | quote }}
-{{- if .root.Values.tls.mutual }}
-PENTIMENTO_CONTROLLER_SCALER_CLIENT_CA_FILE: /run/secrets/tls/ca.crt
-{{- end }}
 {{- end }}
 PENTIMENTO_CONTROLLER_LEDGER_URL: {{ include "pentimento.ledger" . | quote }}
 PENTIMENTO_CONTROLLER_OBJECTS_URL: {{ include "pentimento.objects" . | quote }}
