@@ -1,6 +1,8 @@
 """Refuse prompts and images that the operator's classifiers call unsafe; without a verdict nothing is returned."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from time import monotonic
 
 from pentimento.clients.discriminator import SafetyClient
 from pentimento.clients.replicas import ServiceReplicas
@@ -11,6 +13,8 @@ from services.frontdoor.metrics import UNSAFE
 
 TIMEOUT_S = 5.0
 RETRY_MS = 1000
+# A process that has just started is called for so long: gRPC waits up to 2 s before it connects again.
+STARTS_S, AGAIN_S = 3.0, 0.1
 
 
 class SafetyGate:
@@ -49,10 +53,8 @@ class SafetyGate:
     ) -> SafetyVerdict | None:
         if subject not in self._subjects:
             return None
-        able = [at for at in self._addresses if self._may_check(at, subject)]
-        addresses = self._replicas.least_busy(able or self._addresses, self._addresses.index)
         try:
-            verdict = await self._replicas.ask(addresses, ask, lambda address, error: True)
+            verdict = await self._verdict(subject, ask)
         except PentimentoError as error:
             message = f"no classifier gives a verdict ({error.reason}), and nothing is returned without one"
             raise Unavailable(Reason.SAFETY_UNAVAILABLE, message, retry_after_ms=RETRY_MS) from None
@@ -61,3 +63,16 @@ class SafetyGate:
         UNSAFE.labels(subject).inc()
         message = f"{subject}: refused as {verdict.label!r} by this deployment's classifier"
         raise UnsafeContent(reason, message, verdict)
+
+    async def _verdict(self, subject: str, ask: Callable[[SafetyClient], Awaitable[SafetyVerdict]]) -> SafetyVerdict:
+        """Return the first verdict. Raises the last error of the processes, Unavailable ones after `STARTS_S`."""
+        until_s = monotonic() + STARTS_S
+        while True:
+            able = [at for at in self._addresses if self._may_check(at, subject)]
+            addresses = self._replicas.least_busy(able or self._addresses, self._addresses.index)
+            try:
+                return await self._replicas.ask(addresses, ask, lambda address, error: True)
+            except Unavailable:
+                if monotonic() > until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
