@@ -274,11 +274,11 @@ def worker_devices(settings: SuiteSettings) -> list[tuple[str, ...] | None]:
 
 def discriminator(settings: SuiteSettings, state: StateDirectory) -> ProcessSpec:
     scored = settings.cascade.scored() if settings.cascade is not None else ()
+    classifiers = (listed(f"{name}-classifier", [f"{name}={at}"]) for name, at in settings.classifiers.items())
     flags = {
         "threads": settings.threads,
         "cascades": listed("discriminator", (f"{pair}={directory}" for pair, directory in scored)),
-        "prompt-classifier": settings.prompt_classifier,
-        "image-classifier": settings.image_classifier,
+        "classifiers": ",".join(classifiers),
     }
     return process_of(
         settings, state, "discriminator", "services.discriminator", WORKER_STAGE, flags, on="discriminator"

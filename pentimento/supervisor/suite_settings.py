@@ -154,10 +154,15 @@ class SuiteSettings:
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
+    def classifiers(self) -> dict[str, Path]:
+        """Return the directories of the classifiers by what they check."""
+        given = {PROMPT: self.prompt_classifier, IMAGE: self.image_classifier}
+        return {subject: directory for subject, directory in given.items() if directory is not None}
+
+    @property
     def safety_checks(self) -> tuple[str, ...]:
         """Return what classifiers check: prompts, images, both or nothing."""
-        given = {PROMPT: self.prompt_classifier, IMAGE: self.image_classifier}
-        return tuple(subject for subject, directory in given.items() if directory is not None)
+        return tuple(self.classifiers)
 
     def devices_of(self, service: str) -> tuple[str, ...] | None:
         """Return the GPUs for a service's processes, empty for the CPU; None if no setting names any."""

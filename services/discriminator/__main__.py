@@ -11,7 +11,7 @@ from services.discriminator.settings import DiscriminatorSettings
 async def main(argv: list[str]) -> None:
     settings = load_settings(DiscriminatorSettings, "discriminator", argv)
     directories = settings.directories()
-    if not directories and not settings.classifiers():
+    if not directories and not settings.classifier_directories():
         await serve_nothing(settings.rpc, "discriminator", settings.missing)
         return
     for directory in directories.values():

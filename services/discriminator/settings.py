@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pentimento.devices.choices import DeviceChoice
 from pentimento.domain.adapters import ANY_DIGEST
-from pentimento.domain.safety import IMAGE, PROMPT
+from pentimento.domain.safety import SUBJECTS
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.files.discriminator_records import check_cascade
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
@@ -40,10 +40,9 @@ class DiscriminatorSettings:
     device_claims_dir: Path | None = setting(
         None, help="directory of GPU locks of this host; empty: the first GPU", must_exist=True
     )
-    prompt_classifier: Path | None = setting(
-        None, help="directory of a transformers classifier of texts, for prompts; empty: none"
+    classifiers: tuple[str, ...] = setting(
+        (), help="prompt=DIR, image=DIR: directories of transformers classifiers of texts and of images; empty: none"
     )
-    image_classifier: Path | None = setting(None, help="directory of a transformers classifier of images; empty: none")
     unsafe_labels: tuple[str, ...] = setting(
         ("nsfw", "unsafe"),
         help="unsafe labels of both classifiers, in any case; each classifier needs one or more",
@@ -60,15 +59,21 @@ class DiscriminatorSettings:
         "", help="address for other processes; empty: the first of listen, with the host's name"
     )
 
-    def classifiers(self) -> dict[str, Path]:
+    def classifier_directories(self) -> dict[str, Path]:
         """Return the directories of the classifiers by what they check, without missing ones where `skip_missing`.
-        Raises ValueError naming the flag of a missing one."""
-        named = {PROMPT: self.prompt_classifier, IMAGE: self.image_classifier}
-        found = {kind: path for kind, path in named.items() if path is not None}
-        lacking = [kind for kind, path in found.items() if not path.is_dir()]
+        Raises ValueError naming the flag."""
+        found: dict[str, Path] = {}
+        for given in self.classifiers:
+            subject, _, directory = given.partition("=")
+            if subject not in SUBJECTS or not directory:
+                raise ValueError(f"--classifiers must be prompt=DIR and image=DIR, got {given!r:.120}")
+            if subject in found:
+                raise ValueError(f"--classifiers names {subject} twice")
+            found[subject] = Path(directory)
+        lacking = [subject for subject, path in found.items() if not path.is_dir()]
         if lacking and not self.skip_missing:
-            raise ValueError(f"--{lacking[0]}-classifier {found[lacking[0]]}: is no directory")
-        return {kind: path for kind, path in found.items() if kind not in lacking}
+            raise ValueError(f"--classifiers {lacking[0]}={found[lacking[0]]}: is no directory")
+        return {subject: path for subject, path in found.items() if subject not in lacking}
 
     def directories(self) -> dict[str, Path]:
         """Return the directory of each cascade's discriminator, if it exists or must exist. Raises ValueError naming
@@ -81,7 +86,7 @@ class DiscriminatorSettings:
         if (unknown := [pair for pair in pairs if pair not in registered]) and not self.skip_missing:
             raise ValueError(f"--cascade {unknown[0]}: no discriminator of it is in a registry of --cascades")
         found = named | {pair: registered[pair] for pair in pairs if pair in registered}
-        if not found and not self.skip_missing and not self.classifiers():
+        if not found and not self.skip_missing and not self.classifiers:
             raise ValueError("--cascades must name a discriminator at least")
         return {pair: at for pair, at in found.items() if not self.skip_missing or at.is_dir()}
 
@@ -114,5 +119,6 @@ class DiscriminatorSettings:
     def __post_init__(self) -> None:
         if self.expected_digest and not self.accepts_other_digest:
             raise ValueError("--expected-digest must be empty or any: there are several discriminators")
+        self.classifier_directories()
         for cascade, directory in self.directories().items():
             check_cascade(directory, cascade)

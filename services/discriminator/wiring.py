@@ -36,7 +36,7 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
         BusyMeter(time.monotonic),
         settings.directories(),
     )
-    if settings.missing and not settings.classifiers():
+    if settings.missing and not settings.classifier_directories():
         logger.warning("%s: light images of it are not scored", settings.missing)
     device = exact_device(settings.device)
     # OpenMP keeps the number by thread. This thread reads prompts: with more, a second thread would wait for work in a
@@ -56,7 +56,7 @@ def wire(settings: DiscriminatorSettings) -> DiscriminatorProcess:
             }
 
     scorer = NetworkScorer(tuple(directories), opened, MAX_BATCH_SIZE, inside, busy.add)
-    discriminator = Discriminator(scorer, tuple(settings.classifiers()))
+    discriminator = Discriminator(scorer, tuple(settings.classifier_directories()))
     process = serve(settings, server, discriminator, busy, partial(replace, device=str(device)))
     if not directories:
         # A fleet's discriminator without a cascade would be one of any.
@@ -70,7 +70,7 @@ def safety_checks(
     settings: DiscriminatorSettings, device: torch.device, inside: Callable[[], AbstractContextManager[None]]
 ) -> SafetyChecks:
     """Return the checks by the operator's classifiers, which are loaded later."""
-    directories = settings.classifiers()
+    directories = settings.classifier_directories()
     openers = {PROMPT: open_prompt_classifier, IMAGE: open_image_classifier}
 
     def opened() -> dict[str, Classifier]:

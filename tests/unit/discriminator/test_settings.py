@@ -60,12 +60,23 @@ def test_directories_registry_and_own_are_found(
         ({"cascade": ("x", "y")}, "--cascade x>y: no discriminator of it is in"),
         ({"cascades": ("x>y",)}, "--cascades must be LIGHT>HEAVY=DIR or a registry, got 'x>y'"),
         ({"cascades": ("x=d",)}, "--cascades must be LIGHT>HEAVY=DIR or a registry, got 'x=d'"),
+        ({"classifiers": ("text=d",)}, "--classifiers must be prompt=DIR and image=DIR, got 'text=d'"),
+        ({"classifiers": ("prompt",)}, "--classifiers must be prompt=DIR and image=DIR, got 'prompt'"),
+        ({"classifiers": ("image=/", "image=/")}, "--classifiers names image twice"),
+        ({"classifiers": ("prompt=/", "image=/nonexistent")}, "--classifiers image=/nonexistent: is no directory"),
         ({"cascade": ("a", "b"), "expected_digest": "sha256:1"}, "--expected-digest must be empty or any"),
     ],
 )
 def test_settings_without_a_discriminator_are_rejected(registry: Path, own: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         settings(**{"cascades": (str(registry),), **own})
+
+
+def test_classifier_directories_missing_one_is_skipped_where_allowed(tmp_path: Path) -> None:
+    both = (f"prompt={tmp_path}", "image=/nonexistent")
+
+    assert settings(classifiers=both[:1]).classifier_directories() == {"prompt": tmp_path}
+    assert settings(classifiers=both, skip_missing=True).classifier_directories() == {"prompt": tmp_path}
 
 
 def test_registry_with_discriminator_without_cascade_is_rejected(tmp_path: Path) -> None:

@@ -147,8 +147,7 @@ PENTIMENTO_DISCRIMINATOR_SKIP_MISSING: "true"
 PENTIMENTO_DISCRIMINATOR_CASCADE: {{ include "pentimento.text" $serving.cascade | quote }}
 PENTIMENTO_DISCRIMINATOR_ENCODER: {{ $serving.imageEncoder | default $serving.encoder }}
 PENTIMENTO_DISCRIMINATOR_CASCADES: {{ include "pentimento.text" (prepend $serving.discriminators "/models/registry.json") | quote }}
-PENTIMENTO_DISCRIMINATOR_PROMPT_CLASSIFIER: /models/{{ $serving.promptClassifier }}
-PENTIMENTO_DISCRIMINATOR_IMAGE_CLASSIFIER: /models/{{ $serving.imageClassifier }}
+PENTIMENTO_DISCRIMINATOR_CLASSIFIERS: prompt=/models/{{ $serving.promptClassifier }},image=/models/{{ $serving.imageClassifier }}
 PENTIMENTO_DISCRIMINATOR_UNSAFE_LABELS: {{ include "pentimento.text" $serving.unsafeLabels | quote }}
 {{- end }}
 
