@@ -206,7 +206,7 @@ async def test_score_refuses_more_images_than_may_wait(
 @pytest.mark.parametrize(
     ("cascades", "message"),
     [
-        ("light>heavy", "--cascades must be LIGHT>HEAVY=DIR, got 'light>heavy'"),
+        ("light>heavy", "--cascades must be LIGHT>HEAVY=DIR or a registry, got 'light>heavy'"),
         ("light=DIR", "--cascades must be LIGHT>HEAVY=DIR"),
         ("a>b=x,a>b=y", "--cascades names a>b twice"),
         ("a>b=/nowhere", "/nowhere"),
