@@ -24,6 +24,7 @@ WITHOUT_JSON = {
     "serve": "becomes the service, whose log is on its stderr",
     "simulate": "becomes `python -m lab.simulator`, which takes --json itself",
     "journal renew": "becomes `python -m services.frontdoor.renewal`",
+    **{name: "becomes `python -m pentimento.stores.backup`" for name in ("backup", "restore")},
     "discriminator train": "becomes `python -m services.discriminator.training`, which prints for people",
     "profile": "becomes `python -m services.unet_worker.profiling`, which writes a JSON file",
     "bench allocation": "prints nothing: it draws a file",
