@@ -59,6 +59,7 @@ SUITES = (
         (
             "tests/contract/stores/test_cache_access.py",
             "tests/contract/stores/test_cache_holdings.py",
+            "tests/contract/stores/test_backup.py",
             "tests/contract/stores/test_cache_ledger.py",
             "tests/contract/stores/test_migrate_all.py",
             "tests/contract/stores/test_cache_machine.py",

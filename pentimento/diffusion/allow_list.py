@@ -21,7 +21,7 @@ from pentimento.diffusion.checkpoint import (
     read_index,
 )
 from pentimento.diffusion.file_layouts import CLIP_MERGES, RecognisedFile, parts_of, recognise
-from pentimento.files.model_files import SUFFIXES
+from pentimento.files.safetensors_header import SUFFIXES
 
 _INDEX = "model_index.json"
 _CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")

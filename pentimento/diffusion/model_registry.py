@@ -15,7 +15,7 @@ from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
 from pentimento.diffusion.file_layouts import parts_of, recognise
 from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.errors import FailedPrecondition
-from pentimento.files.model_files import SUFFIXES
+from pentimento.files.safetensors_header import SUFFIXES
 
 
 def registry_entry(model: Path) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""Check the header of a safetensors file before a library maps the file: a renamed pickle is rejected here."""
+"""Check the header of a safetensors file before a library maps the file: a renamed pickle is rejected here. Find models
+that are one file, and name them."""
 
 import json
 import math
@@ -7,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pentimento.domain.models import derived_name
+
+SUFFIXES = (".safetensors", ".gguf")
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 # No file needs a size of more than 19 digits, and PyTorch's tensors have at most this many dimensions.
 _MAX_DIGITS = 19
@@ -116,3 +120,17 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
     if not sound or stop - start != math.prod(shape) * item_size:
         raise ValueError(f"the bytes of tensor {name[:80]!r} do not match its shape")
     return start, stop
+
+
+def found_model(path: Path) -> Path:
+    """Return the path of a model. A name without a suffix may be that of a file, which the directory completes."""
+    files = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+    return next((file for file in files if file.is_file()), path)
+
+
+def model_name(path: Path) -> str:
+    """Return the name that requests use for the model of a directory or file."""
+    # A file of a hub's cache is a link to a file without a name.
+    name = path.name if path.is_file() else path.resolve().name
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+    return derived_name(name.removesuffix(suffix))

@@ -13,7 +13,7 @@ from pentimento.domain.errors import InvalidArgument, NotFound
 from pentimento.domain.models import derived_name, is_model_name
 from pentimento.files.adapter_registry import read_discriminators
 from pentimento.files.json_values import json_files, read_document
-from pentimento.files.model_files import found_model, model_name
+from pentimento.files.safetensors_header import found_model, model_name
 from pentimento.profiles.document import ProfileKind, entries_of
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "zoo" / "weights"

@@ -29,6 +29,8 @@ NOT_RUN = {
     "pentimento models add-cascade ": "needs files of the reader's; tests/integration/controller registers some",
     "pentimento adapters add ": "needs a LoRA of the reader's; tests/e2e/test_adapters.py uploads one",
     "pentimento adapters register ": "needs a directory of the reader's; tests/unit/cli registers one",
+    "pentimento backup ": "copies stores of the reader's; tests/faults/drills does so",
+    "pentimento restore ": "writes stores of the reader's; tests/faults/drills does so",
     "pentimento journal renew ": "mends a ledger that was lost; tests/faults/frontdoor does so",
     "grpcurl ": "is not installed by any package here; its method and message are checked against the contracts",
     "buf generate": "tests/e2e/strangers generates an example's stubs where Go is there",

@@ -16,7 +16,7 @@ from pentimento.diffusion.model_registry import registry_entry
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.models import DeviceCost, ModelFile, ModelVariant, derived_name
 from pentimento.files.file_sums import file_sums_in
-from pentimento.files.model_files import model_name
+from pentimento.files.safetensors_header import model_name
 from pentimento.policies.components import Utility
 from pentimento.profiles.costs import read_costs
 from pentimento.rpc import print_found

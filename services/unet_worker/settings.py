@@ -17,7 +17,7 @@ from pentimento.devices.claims import DeviceClaim, claim_gpu
 from pentimento.domain.adapters import ANY_DIGEST, EMBEDDINGS_FOLDER, IP_ADAPTERS_FOLDER, split_digest
 from pentimento.domain.components import DEFAULT_DISK_MIB
 from pentimento.domain.errors import InvalidArgument
-from pentimento.files.model_files import found_model
+from pentimento.files.safetensors_header import found_model
 from pentimento.files.signed_entries import TrustedEntries
 from pentimento.rpc import RpcChannelSettings, RpcServerSettings
 from pentimento.settings import setting

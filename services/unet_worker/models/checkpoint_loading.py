@@ -33,7 +33,7 @@ from pentimento.diffusion.weight_memory import component_bytes, needed_bytes
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.domain.weights import ModelChange, ShortModel, way_to_switch
 from pentimento.files.file_sums import FileSums, file_sums_in
-from pentimento.files.model_files import model_name
+from pentimento.files.safetensors_header import model_name
 from services.unet_worker.settings import UnetWorkerSettings
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pentimento.diffusion.model_registry import check_digest, registry_entry, us
 from pentimento.domain.adapters import ANY_DIGEST, split_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.fleet import HeldModel, ModelCost
-from pentimento.files.model_files import found_model, model_name
+from pentimento.files.safetensors_header import found_model, model_name
 from services.unet_worker.settings import SkipMissing, UnetWorkerSettings, source_of
 
 if TYPE_CHECKING:

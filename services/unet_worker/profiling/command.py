@@ -17,7 +17,7 @@ from pentimento.domain.errors import InvalidArgument
 from pentimento.files.adapter_registry import LORA_BOUNDS_FILE
 from pentimento.files.json_values import check_folder
 from pentimento.files.lines import read_prompts
-from pentimento.files.model_files import model_name
+from pentimento.files.safetensors_header import model_name
 from pentimento.profiles.catalogue import read_profiles, write_profiles
 from pentimento.profiles.document import Profile, ProfileKind
 from pentimento.rpc import open_channel

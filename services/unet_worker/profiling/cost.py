@@ -17,7 +17,7 @@ from pentimento.diffusion.kernels import runs_kernels
 from pentimento.diffusion.profiling import ProfiledBatch, profile_batches, profile_size
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import GenerationSpec, promptless
-from pentimento.files.model_files import model_name
+from pentimento.files.safetensors_header import model_name
 from pentimento.profiles.costs import BatchProfile, ModelProfile
 from services.unet_worker.models.checkpoint_loading import compile_mode, denoiser_for, load_checkpoint
 from services.unet_worker.profiling.settings import ProfileSettings

@@ -13,7 +13,7 @@ from pentimento.diffusion.image_generation import BatchGenerator
 from pentimento.diffusion.model_registry import check_digest
 from pentimento.domain.errors import InvalidArgument
 from pentimento.domain.generation import promptless
-from pentimento.files.model_files import model_name
+from pentimento.files.safetensors_header import model_name
 from pentimento.profiles.document import (
     MeasuredAdapter,
     Profile,
