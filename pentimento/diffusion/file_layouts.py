@@ -86,8 +86,10 @@ _ALWAYS_FOREIGN = ("edm_mean", "control_model.", "single_stream_modulation.")
 _PREDICTIONS = {"v": "v_prediction", "v_prediction": "v_prediction", "epsilon": "epsilon", "eps": "epsilon"}
 # In Stable Diffusion 2.x's models that predict velocity this tensor deviates by more (ComfyUI's rule).
 _VELOCITY_SIGN, _VELOCITY_DEVIATION = "output_blocks.11.1.transformer_blocks.0.norm1.bias", 0.09
-# Their model cards ask for trailing timesteps; a file without a scheduler says it by its name only.
-_TRAILING_NAME = re.compile(r"lightning|(?<![a-z])hyper(?![a-z])|^sd[-_]?(xl[-_]?)?turbo")
+# Lightning and Hyper-SD. With Stability's Turbo models their cards ask for trailing timesteps; a file without a
+# scheduler says it by its name only.
+FEW_STEPS_NAME = re.compile(r"lightning|(?<![a-z])hyper(?![a-z])")
+_TURBO_NAME = re.compile(r"sd[-_]?(xl[-_]?)?turbo")
 _STABLE_DIFFUSION_2 = "cond_stage_model.model."
 _FLOATS = {"F16": "e", "F32": "f"}
 
@@ -255,7 +257,8 @@ def _scheduler(
         stated = "v_prediction" if _deviation(file, header) > _VELOCITY_DEVIATION else "epsilon"
     if stated is not None:
         own["prediction_type"] = stated
-    if _TRAILING_NAME.search(file.stem.lower()):
+    name_of_file = file.stem.lower()
+    if FEW_STEPS_NAME.search(name_of_file) or _TURBO_NAME.match(name_of_file):
         own["timestep_spacing"] = "trailing"
     if "ztsnr" in shapes:
         own |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}

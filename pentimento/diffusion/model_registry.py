@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pentimento.diffusion.checkpoint import BadCheckpoint, read_json_object
-from pentimento.diffusion.file_layouts import parts_of, recognise
+from pentimento.diffusion.file_layouts import FEW_STEPS_NAME, parts_of, recognise
 from pentimento.domain.adapters import ANY_DIGEST
 from pentimento.domain.errors import FailedPrecondition
 from pentimento.files.safetensors_header import SUFFIXES
@@ -81,7 +81,6 @@ _FLUX_2_DEV = UsualSettings(50, 4.0, guidance_distilled=True)
 _Z_IMAGE, _Z_IMAGE_TURBO = UsualSettings(50, 5.0), UsualSettings(8, 0.0)
 _CONSISTENCY_SCHEDULERS = ("LCMScheduler", "TCDScheduler")
 _CONSISTENCY_NAME = re.compile(r"(?<![a-z])lcm(?![a-z])")
-_FEW_STEPS_NAME = re.compile(r"lightning|(?<![a-z])hyper(?![a-z])")
 _STEPS_IN_NAME = re.compile(r"(?<!\d)([1-8])[-_ ]?steps?(?![a-z])")
 
 
@@ -117,7 +116,7 @@ def _distilled(names: str, scheduler: Mapping[str, Any], *, is_flow: bool) -> Us
         found = _CONSISTENCY
     elif "turbo" in names:
         found = (_FLOW_TURBO if is_flow else _TURBO) if few_at_once else _MERGED
-    elif _FEW_STEPS_NAME.search(names):
+    elif FEW_STEPS_NAME.search(names):
         found = _LIGHTNING if few_at_once else _MERGED
     else:
         return None

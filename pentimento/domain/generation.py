@@ -396,6 +396,5 @@ class Provenance:
     encoding_quality: int | None = None
     # Digest of the image before a C2PA manifest was added; "" without one.
     unsigned_digest: str = ""
-    # Verdicts of the operator's classifiers; None without a check.
     prompt_verdict: SafetyVerdict | None = None
     image_verdict: SafetyVerdict | None = None

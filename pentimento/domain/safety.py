@@ -8,8 +8,8 @@ SUBJECTS = frozenset({PROMPT, IMAGE})
 
 @dataclass(frozen=True)
 class SafetyVerdict:
-    """Hold a classifier's verdict: `probability` of its unsafe labels together, 0..1, the least
-    unsafe one (`limit`), and the likeliest unsafe label."""
+    """Hold a classifier's verdict: `probability` of its unsafe labels together (0..1), the least one that is refused
+    (`limit`), and the likeliest unsafe label. Requests and images without a check have none."""
 
     probability: float
     limit: float

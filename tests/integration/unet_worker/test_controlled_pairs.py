@@ -165,7 +165,7 @@ async def test_a_replica_that_is_lost_costs_a_replay(
 
 @pytest.fixture
 def told_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the halves for which this process's worker opens streams."""
+    """Record the halves that this process's worker opens streams for."""
     modes: list[str] = []
     open_stream = ControlNetClient.open_stream
 

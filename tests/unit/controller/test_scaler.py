@@ -224,7 +224,7 @@ def test_services_follow_the_calls_of_their_replicas(fleet: Fleet, kind: Replica
 
 
 def edged(name: str, edges: int, calls: int) -> ReplicaView:
-    """A frontdoor that serves 90 calls, some of them edges', and has 50 queued requests."""
+    """Return a frontdoor with 90 calls, `calls` of edges, and 50 queued requests."""
     report = ReplicaReport(name, 1, running_count=90, queue_length=50, edge_count=edges, edge_call_count=calls)
     return ReplicaView(Replica(name, ReplicaKind.FRONTDOOR, f"unix:/{name}", 1), report)
 

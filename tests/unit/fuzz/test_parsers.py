@@ -106,7 +106,7 @@ def message(kind: type[Message], then: Callable[[Message], object]) -> Callable[
 
 
 def metadata_of(text: str) -> dict[str, str]:
-    """Return a trigger's metadata, of which the corpus has a line each."""
+    """Return a trigger's metadata: each line of the text is an entry."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
 
 

@@ -265,7 +265,7 @@ def test_settled_verdict_of_mean_is_one_of_its_samples() -> None:
 
 @pytest.mark.parametrize(("errors", "permissions"), [(0.0, (102, 112)), (3.0, (1771, 1813)), (4.0, (1963, 1976))])
 def test_settled_verdicts_by_mean_differ_rarely(errors: float, permissions: tuple[int, int]) -> None:
-    # The mean strength is so many errors above LEAST_STRENGTH: at none each permission is wrong.
+    # The mean strength is `errors` standard errors above LEAST_STRENGTH: at 0 each permission is wrong.
     draws = np.random.default_rng(7).normal(0.95 + errors * 0.05 / 8, 0.05, (2_000, 64))
     early = late = 0
     for row in draws:

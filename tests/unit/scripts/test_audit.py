@@ -1,4 +1,4 @@
-"""The audit fails for known vulnerabilities of pins, but for accepted ones, and passes if OSV cannot be reached."""
+"""Known vulnerabilities of pins fail the audit unless they are accepted. Without OSV it passes."""
 
 import datetime
 import json
